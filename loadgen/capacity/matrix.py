@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +12,11 @@ from typing import Any
 from loadgen.capacity.point_load import Point
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
+from loadgen.target.target import server_command
 from reports.run_store import RunDirectoryError, load_manifest, read_json, write_json
 
 LOADS = ("concurrency", "rate")
+OF_SERVER = "server."
 PLAN_FILE = "plan.json"
 # A run that a signal ended is measured again.
 INTERRUPTED = "interrupted"
@@ -33,7 +37,11 @@ class MatrixPoint:
         return f"{self.setting}-{short[:16]}/{self.point.name}"
 
     def load(self, series: BenchConfig) -> BenchConfig:
-        """The series' load with the value of the setting. Raises ValueError."""
+        """The series' load with the value of the setting, or with a server that has it. Raises ValueError."""
+        if self.setting.startswith(OF_SERVER):
+            flag = "--" + self.setting.removeprefix(OF_SERVER).replace("_", "-")
+            command = shlex.join([*(server_command(series) or ()), flag, self.value])
+            return BenchConfig.model_validate(series.model_dump() | {"server": command})
         return BenchConfig.model_validate(series.model_dump() | {self.setting: self.value})
 
 
@@ -45,6 +53,11 @@ class Matrix:
     loads: Sequence[float]
     setting: str
     values: Sequence[str]
+
+    @property
+    def is_of_server(self) -> bool:
+        """Whether the other setting is one of the server, which is launched for each value."""
+        return self.setting.startswith(OF_SERVER)
 
     def cells(self, needed: int) -> Iterator[MatrixPoint]:
         """Every point, the loads of the first value first."""
@@ -75,8 +88,12 @@ def parse_settings(texts: Sequence[str]) -> tuple[tuple[str, str], tuple[str, st
     for text in texts:
         name, equals, values = text.partition("=")
         name = name.strip().replace("-", "_")
-        if not equals or name not in BenchConfig.model_fields or not values:
-            raise UsageError(f"`points` is {text!r}: with several, each is SETTING=LIST, as in input_tokens=128,1024")
+        is_known = name in BenchConfig.model_fields or re.fullmatch(r"server\.[a-z][a-z0-9_]*", name)
+        if not equals or not is_known or not values:
+            raise UsageError(
+                f"`points` is {text!r}: with several, each is SETTING=LIST, as in input_tokens=128,1024 or, of a "
+                "server that is launched for each value, server.speculate=0,4"
+            )
         pairs.append((name, values))
     if len(pairs) != 2 or sum(name in LOADS for name, _ in pairs) != 1:
         raise UsageError(

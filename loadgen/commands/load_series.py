@@ -147,8 +147,10 @@ def open_series(
     quantity: str,
     progress: ProgressDisplay,
     claim: Callable[[Path], bool] | None = None,
+    *,
+    opens_target: bool = True,
 ) -> Iterator[LoadSeries]:
-    """The series of a command line; its server is started once for all loads.
+    """The series of a command line; its server is started once for all loads, unless `opens_target` is false.
 
     `claim` marks the directory for a series that may be continued, and returns whether it was marked before.
     """
@@ -158,6 +160,10 @@ def open_series(
     is_continued = claim is not None and claim(out)
     if (out / SWEEP_FILE).exists() and not is_continued:
         raise UsageError(f"{out} already holds a series; choose another --out or remove it")
+    if not opens_target:
+        yield LoadSeries(config, quantity, Target(""), out, progress, point_time)
+        progress.place(None)
+        return
     if config.url is None:
         progress.show(f"starting {config.server or config.model_id}; log: {out / 'server.log'}")
     try:

@@ -1,10 +1,12 @@
 """The points of a sweep over two settings: measured in any order, those that an earlier command finished read again."""
 
 import argparse
+import contextlib
 import functools
 import random
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pydantic import ValidationError
 
@@ -17,6 +19,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
 from loadgen.program import COULD_NOT_MEASURE
 from loadgen.progress import progress_of
+from loadgen.target.target import open_target
 from loadgen.terminal.progress_line import Position
 from reports.metrics.summary import Analysis, analyse_run
 from reports.metrics.sweep import LoadPoint, Sweep
@@ -29,17 +32,37 @@ def run_matrix(args: argparse.Namespace, words: Sequence[str]) -> int:
     matrix = Matrix(quantity, parse_points(loads), setting, parse_values(setting, values))
     config = _first_load(args, matrix)
     cells = list(matrix.cells(independent_requests_needed(args.attainment if config.slo else None)))
+    if matrix.is_of_server and config.url is not None:
+        raise UsageError(f"`points` sets {matrix.setting}, but `url` names a server that already runs; give --server")
     check_points(config, cells)
-    with open_series(args, config, quantity, progress_of(args), lambda out: claim(out, matrix.plan(config))) as series:
+    with (
+        open_series(
+            args,
+            config,
+            quantity,
+            progress_of(args),
+            lambda out: claim(out, matrix.plan(config)),
+            opens_target=not matrix.is_of_server,
+        ) as series,
+        contextlib.ExitStack() as launched,
+    ):
         reused = [cell for cell in cells if is_measured(series.out / cell.name)]
         if reused:
             series.progress.show(f"{len(reused)} of {len(cells)} points are measured already")
-        order = [cell for cell in cells if cell not in reused]
+        order, last = [cell for cell in cells if cell not in reused], ""
         if args.order == "random":
             random.Random(f"order:{config.seed}").shuffle(order)
+        if matrix.is_of_server:
+            # One launch for each value; the values keep their random order.
+            launches = list(dict.fromkeys(cell.value for cell in order))
+            order.sort(key=lambda cell: launches.index(cell.value))
         found = {cell: _analyse(series, cell) for cell in reused}
         for number, cell in enumerate(order, start=len(reused) + 1):
             series.progress.place(Position("point", number, len(cells)))
+            if matrix.is_of_server and (number == len(reused) + 1 or cell.value != last):
+                launched.close()
+                series = _with_server(series, cell, launched)
+            last = cell.value
             found[cell] = _measure(series, cell)
         series.progress.place(None)
         result = MatrixResult(setting, _facets(matrix, found, args), ("tgi-bench", *words), len(reused))
@@ -65,6 +88,15 @@ def check_points(config: BenchConfig, cells: Sequence[MatrixPoint]) -> None:
             cell.load(config)
         except ValidationError as error:
             raise UsageError(parsing.describe(error, BenchConfig)) from error
+
+
+def _with_server(series: LoadSeries, cell: MatrixPoint, launched: contextlib.ExitStack) -> LoadSeries:
+    """The series on a server that is launched with the value of a cell."""
+    config = cell.load(series.load)
+    log = series.out / cell.name.partition("/")[0] / "server.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    series.progress.show(f"starting {config.server}; log: {log}")
+    return replace(series, target=launched.enter_context(open_target(config, log)))
 
 
 def _measure(series: LoadSeries, cell: MatrixPoint) -> Analysis:

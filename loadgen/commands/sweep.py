@@ -24,8 +24,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="Loads: 1,4,16 or a geometric grid 1..64 (factor 2) or 1..64:1.5. Users in mode closed, requests/s in "
         "modes with a rate. Given twice as SETTING=LIST, every load at every value of another setting: --points "
-        "concurrency=1..64 --points input_tokens=128,1024. Repeated with the same --out, only what is missing is "
-        "measured.",
+        "concurrency=1..64 --points input_tokens=128,1024; server.speculate=0,4 launches the server with "
+        "each value of one of its flags. Repeated with the same --out, only what is missing is measured.",
     )
     parser.add_argument("--order", choices=("random", "ascending"), default="random", help="Default random.")
     add_series_flags(parser)

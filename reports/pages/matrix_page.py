@@ -11,6 +11,7 @@ import pandas as pd
 from reports.document import Block, Plot, Report, Section, Table, Text, VerdictLine, format_number
 from reports.metrics.front import front
 from reports.metrics.sweep import LoadPoint, Sweep
+from reports.pages.best_by_load import NOTE, best_by_load, best_sentence, best_table
 from reports.pages.facts import start_time
 from reports.pages.sweep_page import LOAD_NAMES, linked_points, points_table, sweep_json, verdict
 from reports.plots import matrix_plots
@@ -47,7 +48,8 @@ def build_matrix_report(result: MatrixResult) -> Report:
     loads = f"{len(result.first.points)} loads in {unit}, {len(result.facets)} values of {result.setting}"
     plots = _plots(result)
     table = Table("", matrix_table(result, has_links=True), _note(result))
-    sections = [Section("Summary", (*plots[:1], table, *plots[1:]))]
+    best = Table("Best value at each load", best_table(best_by_load(result.facets), result.setting, unit), NOTE)
+    sections = [Section("Summary", (*plots[:1], best, table, *plots[1:]))]
     if result.command:
         sections.append(Section("Reproduce", (Text(shlex.join(result.command), is_code=True),)))
     title = manifest.config.get("label") or f"Sweep over {result.first.quantity} and {result.setting}"
@@ -64,8 +66,9 @@ def matrix_verdict(result: MatrixResult) -> VerdictLine:
         unit = LOAD_NAMES[sweep.quantity]
         sentences.append(f"{result.setting} {value}: at most {speed} output tokens/s, at {best.load:g} {unit}.")
         reasons += [f"{result.setting} {value}, {reason}" for reason in verdict(sweep).reasons]
+    sentences.append(best_sentence(best_by_load(result.facets), result.setting, LOAD_NAMES[result.first.quantity]))
     words = "Some points are not valid measurements" if reasons else "Valid measurements"
-    return VerdictLine("invalid" if reasons else "valid", words, " ".join(sentences), tuple(reasons))
+    return VerdictLine("invalid" if reasons else "valid", words, " ".join(filter(None, sentences)), tuple(reasons))
 
 
 def matrix_table(result: MatrixResult, *, has_links: bool = False) -> pd.DataFrame:

@@ -1,6 +1,7 @@
 """A sweep over two settings: its points, its resumption, its report and its front."""
 
 import json
+import sys
 
 import pytest
 
@@ -128,3 +129,29 @@ def test_servers_6_settings_and_values_are_parsed():
 def test_servers_6_the_front_of_known_points():
     assert front([(1, 9), (2, 5), (2, 7), (3, 1), (1, 9)]) == [True, False, True, True, True]
     assert front([]) == []
+
+
+@pytest.mark.slow
+def test_a_setting_of_the_server_is_given_to_a_launch_for_each_value(tmp_path, capsys):
+    server = f"{sys.executable} -m tests.support.servers.serve_stream"
+    points = ["--points", "concurrency=1,2", "--points", "server.gap=0.02,0.004"]
+    out = tmp_path / "m"
+
+    cli.main(["sweep", "--server", server, *points, *LOAD, "--output-tokens", "6", "--out", str(out), "--json"])
+
+    printed = json.loads(capsys.readouterr().out)
+    assert [facet["value"] for facet in printed["facets"]] == ["0.02", "0.004"]
+    for value, gap_ms in (("0.02", 20), ("0.004", 4)):
+        [facet] = [each for each in printed["facets"] if each["value"] == value]
+        assert [point["metrics"]["tpot_p50_ms"] for point in facet["points"]] == pytest.approx([gap_ms] * 2, rel=0.3)
+        assert (out / f"server.gap-{value}" / "server.log").exists()
+    page = (out / "report.html").read_text()
+    assert "Best value at each load" in page
+    assert "Best server.gap: 0.004 at 1–2 users" in page
+
+
+def test_a_setting_of_a_server_that_already_runs_is_refused(tmp_path, capsys):
+    points = ["--points", "concurrency=1,2", "--points", "server.gap=0.02,0.004"]
+
+    assert cli.main(["sweep", "--url", "http://127.0.0.1:1", *points, "--out", str(tmp_path / "m")]) == 2
+    assert "give --server" in capsys.readouterr().err
