@@ -167,6 +167,25 @@ def test_a_finished_study_is_exported_in_every_format_and_reported(server, tmp_p
         assert (tmp_path / "studies/s" / name).exists()
 
 
+def test_the_balancer_is_exported_without_a_study(capsys):
+    words = ["export", "--as", "nginx", "--replica", "a:3000", "--replica", "[::1]:3001"]
+
+    assert cli.main([*words, "--policy", "prefix_hash"]) == 0
+    text = capsys.readouterr().out
+    assert "hash $prompt_start consistent;" in text
+    assert "server [::1]:3001 fail_timeout=1s;" in text
+    for more, message in (
+        (["--trial", "1"], "--trial is not a flag of --as nginx"),
+        (["--replica", "a;b"], "--replica is 'a;b', but must be HOST:PORT"),
+    ):
+        assert cli.main([*words, *more]) == 2
+        assert message in capsys.readouterr().err
+    assert cli.main(["export", "--as", "nginx"]) == 2
+    assert "--as nginx needs --replica HOST:PORT" in capsys.readouterr().err
+    assert cli.main(["export", "--as", "toml", "--policy", "prefix_hash"]) == 2
+    assert "--policy is not a flag of --as toml" in capsys.readouterr().err
+
+
 def test_confirm_launches_only_missing_rounds(server, capsys):
     cli.main(["run", "--trials", "4", "--study", "s", "--rounds", "2", "--simulator", "off"])
     launches = len(server.launches)

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from loadgen.errors import UsageError
 from loadgen.program import Command
 from loadgen.terminal.flags import OneOf
 from tuner.commands.study_flags import add_stored_flags
+from tuner.servers.nginx_balancer import LINES, nginx_balancer
 from tuner.servers.select import server_of
 from tuner.study.prepare import PreparedStudy, stored
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from tuner.servers.autoscaling import Scaling
 
 # Flags of some forms only. `image` belongs to all forms.
+OF_BALANCER = ("replica", "policy")
 OF_SETTINGS, OF_JOBS, OF_LOAD_JOBS, OF_STUDY_JOBS = (
     ("trial", "infeasible", "plan", "prometheus", "autoscaler"),
     ("workers",),
@@ -25,11 +28,13 @@ OF_SETTINGS, OF_JOBS, OF_LOAD_JOBS, OF_STUDY_JOBS = (
     ("storage",),
 )
 
-HELM = "helm"
+HELM, NGINX = "helm", "nginx"
+REPLICA = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}")
 PROMETHEUS = "http://prometheus.monitoring:9090"
 
+POLICY = OneOf.of("POLICY", tuple(LINES))
 AUTOSCALER = OneOf.of("KIND", ("keda", "hpa"))
-FORM = OneOf.of("FORM", ("toml", "env", "cli", "docker", "compose", "k8s", "helm", "load-jobs", "study-jobs"))
+FORM = OneOf.of("FORM", ("toml", "env", "cli", "docker", "compose", "k8s", "helm", "nginx", "load-jobs", "study-jobs"))
 
 
 def add_export_flags(parser: argparse.ArgumentParser) -> None:
@@ -39,8 +44,8 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
         dest="form",
         metavar=FORM,
         default="toml",
-        help="Settings: toml (default), env, cli, docker, compose, k8s, helm. Kubernetes Jobs: load-jobs sends the "
-        "study's load from several pods; study-jobs runs several workers of the study.",
+        help="Settings: toml (default), env, cli, docker, compose, k8s, helm. nginx: a balancer. Jobs: load-jobs sends "
+        "the study's load from several pods; study-jobs runs several workers of the study.",
     )
     parser.add_argument("--trial", type=int, metavar="N", help="Export this trial. Default: the winner.")
     parser.add_argument(
@@ -67,6 +72,13 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prometheus", metavar="URL", help=f"With --plan and keda: address of Prometheus. Default: {PROMETHEUS}."
     )
+    parser.add_argument(
+        "--replica",
+        action="append",
+        metavar="HOST:PORT",
+        help="nginx: a server to balance. Repeatable. The configuration needs no study.",
+    )
+    parser.add_argument("--policy", metavar=POLICY, help="nginx: policy of the plan. Default: least_loaded.")
     parser.add_argument("--workers", type=int, metavar="N", help="Jobs: number of pods that send load or search.")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="helm: folder of the chart. Jobs: folder for the kustomization."
@@ -79,6 +91,9 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
 
 def export(args: argparse.Namespace, _words: Sequence[str]) -> int:
     """Exit code 1 if no configuration meets every limit."""
+    if args.form == NGINX:
+        return _print_balancer(args)
+    _refuse(args, OF_BALANCER)
     prepared = stored(args.study)
     if args.form in JOBS:
         return _write_jobs(args, prepared)
@@ -123,6 +138,18 @@ def _export_settings(args: argparse.Namespace, prepared: PreparedStudy) -> int:
         print(json.dumps({"format": args.form, "text": text}))
     else:
         print(text, end="")
+    return 0
+
+
+def _print_balancer(args: argparse.Namespace) -> int:
+    _refuse(args, (*OF_SETTINGS, *OF_JOBS, *OF_LOAD_JOBS, *OF_STUDY_JOBS, "out", "image"))
+    if not args.replica:
+        raise UsageError("--as nginx needs --replica HOST:PORT for each server")
+    for replica in args.replica:
+        if REPLICA.fullmatch(replica) is None:
+            raise UsageError(f"--replica is {replica!r}, but must be HOST:PORT")
+    text = nginx_balancer(args.policy or "least_loaded", args.replica)
+    print(json.dumps({"format": NGINX, "text": text}) if args.json else text, end="\n" if args.json else "")
     return 0
 
 

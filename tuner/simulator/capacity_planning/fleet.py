@@ -1,6 +1,7 @@
 """Simulates a fleet of replicas with a balancing policy and Poisson arrivals. Pure."""
 
 import random
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ Array = npt.NDArray[np.float64]
 
 # Number of requests after which their objects are converted to arrays.
 CHUNK = 4096
+# Tokens at the start of a prompt that select a replica, about as many as nginx hashes characters of.
+HASHED_TOKENS = 64
 
 
 def round_robin(seed: int) -> Policy:  # noqa: ARG001 - the signature of policies
@@ -53,11 +56,25 @@ def least_loaded(seed: int) -> Policy:  # noqa: ARG001 - the signature of polici
     return lambda _, replicas: min(range(len(replicas)), key=lambda number: replicas[number].in_system)
 
 
+def prefix_hash(seed: int) -> Policy:
+    """The replica that a hash of the prompt's first tokens selects. Without shared prefixes a random one."""
+    rng = random.Random(f"policy:{seed}")
+
+    def choose(flight: Flight, replicas: Sequence[SimulatedReplica]) -> int:
+        if flight.ids is None:
+            return rng.randrange(len(replicas))
+        start = ",".join(map(str, flight.ids[:HASHED_TOKENS]))
+        return zlib.crc32(f"{seed}:{start}".encode()) % len(replicas)
+
+    return choose
+
+
 POLICIES: Mapping[str, Callable[[int], Policy]] = {
     "round_robin": round_robin,
     "random": at_random,
     "two_choices": two_choices,
     "least_loaded": least_loaded,
+    "prefix_hash": prefix_hash,
 }
 
 

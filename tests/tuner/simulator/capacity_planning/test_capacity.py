@@ -1,7 +1,8 @@
 """Fleet sizes by rate and balancing policy."""
 
+import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from tests.tuner.simulator.test_engine import ToyLaw
 from tuner.simulator.capacity_planning import capacity
 from tuner.simulator.capacity_planning.attainment import FleetVerdict
 from tuner.simulator.capacity_planning.capacity import LatencySlo, attained, size_fleet
-from tuner.simulator.capacity_planning.fleet import POLICIES, Fleet, FleetRun, ServedRequests
-from tuner.simulator.engine import PlannedRequest
+from tuner.simulator.capacity_planning.fleet import HASHED_TOKENS, POLICIES, Fleet, FleetRun, ServedRequests
+from tuner.simulator.engine import NS_PER_S, PlannedRequest, SimulatedLoad, SimulatedReplica, Simulation
+from tuner.simulator.replica import Flight
 
 SLO = LatencySlo({"ttft": 1000.0, "tpot": 60.0}, 0.95)
 
@@ -122,6 +124,31 @@ def test_a_policy_reaches_every_replica(policy: str):
 
     assert 0 < point.utilisation < 1
     assert point.attainment > 0.5
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_hash_of_the_prefix_sends_a_group_of_prompts_to_one_replica(seed: int):
+    def planned(_: int) -> Iterator[PlannedRequest]:
+        for number in itertools.count():
+            group = number % 8
+            ids = (*range(1000 * group, 1000 * group + HASHED_TOKENS), 10**6 + number)
+            yield PlannedRequest(len(ids), 4, None, ids)
+
+    load = SimulatedLoad(itertools.islice(planned(0), 80), times_ns=range(0, 80 * NS_PER_S, NS_PER_S))
+    replicas: dict[int, set[int]] = {}
+    policy = POLICIES["prefix_hash"](seed)
+
+    def choose(flight: Flight, servers: Sequence[SimulatedReplica]) -> int:
+        chosen = policy(flight, servers)
+        assert flight.ids is not None
+        replicas.setdefault(flight.ids[0], set()).add(chosen)
+        return chosen
+
+    Simulation(load, [(FLEET.rule, FLEET.law)] * 3, policy=choose).run()
+
+    assert len(replicas) == 8
+    assert {len(chosen) for chosen in replicas.values()} == {1}
+    assert len(set().union(*replicas.values())) > 1
 
 
 def test_the_requests_of_a_replica_follow_littles_law():
