@@ -192,15 +192,33 @@ class Timings:
     concat_ns: int | None = None
 
 
+class NoDraft(StrEnum):
+    """Why a token is chosen without a draft while drafts are on; in the order of `DraftCounts.undrafted`.
+
+    prompts: the step computes prompts too. batch: no drafts pay in a batch of this size, or it has too many rows. cost:
+    those of this request are not expected to pay. no_guess: none was found. grammar: it allows none of the draft. end:
+    the request ends with this token, or its K/V are computed again after it.
+    """
+
+    PROMPTS = "prompts"
+    BATCH = "batch"
+    COST = "cost"
+    NO_GUESS = "no_guess"
+    GRAMMAR = "grammar"
+    END = "end"
+
+
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
     """Tokens of drafts that a step verified, and those it accepted, by their place in the draft.
 
-    An extension: a foreign shard leaves it out, and its accepted tokens only show in its generations.
+    undrafted: tokens chosen without a draft since the last report, by `NoDraft`. An extension: a foreign shard leaves
+    it all out, and its accepted tokens only show in its generations.
     """
 
     proposed: tuple[int, ...] = ()
     accepted: tuple[int, ...] = ()
+    undrafted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Protocol
 
-from reference_server.messages import DraftCounts
+from reference_server.messages import DraftCounts, NoDraft
 from reference_server.model_server.speculation.acceptance import SHORTEST_LONGEST_PAUSE, DraftHistory, overall_rates
 from reference_server.model_server.speculation.draft_budget import DraftBudget
 from reference_server.model_server.speculation.draft_lengths import DraftCandidate, can_pay, draft_lengths
@@ -70,6 +70,7 @@ class Drafter:
         self._overall = overall_rates(source.priors)
         self._budget = DraftBudget()
         self._saved_by_token_ns = 0.0
+        self._undrafted = dict.fromkeys(NoDraft, 0)
 
     @property
     def cost(self) -> StepCost | None:
@@ -93,17 +94,22 @@ class Drafter:
 
     def skips_next(self, rows: SequenceOf[Sequence]) -> bool:
         """Whether the next step of these sequences has no drafts, whatever their newest ids are; counts that step."""
-        if self._cost is None or not self.pays(len(rows)):
-            return not self.pays(len(rows))
+        if not self.pays(len(rows)):
+            self.leave_out(NoDraft.BATCH, len(rows))
+            return True
+        if self._cost is None:
+            return False
         num_due = sum(self._is_due(sequence) for sequence in rows)
         if num_due and self._budget.allows(self._cost.proposing_ns(num_due)):
             return False
         self._budget.decoded(self._cost.plain_ns(len(rows)))
+        self.leave_out(NoDraft.COST, len(rows))
         return True
 
     def propose(self, rows: SequenceOf[Sequence]) -> tuple[Draft, ...]:
         """A draft for each sequence, whose ids are all on the host; empty if no sequence has one."""
         if not self.pays(len(rows)):
+            self.leave_out(NoDraft.BATCH, len(rows))
             return ()
         if self._cost is not None:
             return self._paying_drafts(rows, self._cost)
@@ -112,8 +118,22 @@ class Drafter:
         for proposal in self._proposals(rows):
             draft = tuple(proposal.ids[:room])
             room -= len(draft)
+            if proposal.ids and not draft:
+                self.leave_out(NoDraft.BATCH, 1)
             drafts.append(draft)
         return tuple(drafts) if any(drafts) else ()
+
+    def leave_out(self, reason: NoDraft, num_tokens: int) -> None:
+        """Count tokens that are chosen without a draft."""
+        self._undrafted[reason] += num_tokens
+
+    def take_undrafted(self, least: int = 0) -> tuple[int, ...]:
+        """The tokens chosen without a draft since the last call, if these are at least so many; else nothing."""
+        if sum(self._undrafted.values()) < max(1, least):
+            return ()
+        counts = tuple(self._undrafted.values())
+        self._undrafted = dict.fromkeys(NoDraft, 0)
+        return counts
 
     def verified(self, sequence: Sequence, num_accepted: int, num_verified: int) -> None:
         """Report the result of a sequence's draft."""
@@ -126,9 +146,13 @@ class Drafter:
         counts = [max(0, self._most(sequence)) for sequence in rows]
         proposals = self.source.propose(rows, counts)
         for row, (sequence, (ids, levels)) in enumerate(zip(rows, proposals, strict=True)):
-            if sequence.grammar is not None and ids:
+            if not ids:
+                self.leave_out(NoDraft.NO_GUESS if counts[row] else NoDraft.END, 1)
+            elif sequence.grammar is not None:
                 allowed = sequence.grammar.count_allowed(ids)
                 proposals[row] = ProposedDraft(ids[:allowed], levels[:allowed])
+                if not allowed:
+                    self.leave_out(NoDraft.GRAMMAR, 1)
         return proposals
 
     def _most(self, sequence: Sequence) -> int:
@@ -146,7 +170,9 @@ class Drafter:
         due = [row for row, sequence in enumerate(rows) if self._is_due(sequence)]
         proposing_ns = cost.proposing_ns(len(due))
         if not due or not self._budget.allows(proposing_ns):
+            self.leave_out(NoDraft.COST, num_rows)
             return ()
+        self.leave_out(NoDraft.COST, num_rows - len(due))
         self._budget.add(-proposing_ns)
         found = self._proposals([rows[row] for row in due])
         candidates = [NO_CANDIDATE] * num_rows
@@ -170,6 +196,7 @@ class Drafter:
             num_ids = len(rows[row].ids)
             history.pause(num_ids, longest)
             if ids:
+                self.leave_out(NoDraft.COST, 1)
                 history.guess(num_ids, ids[0], levels[0])
         if not any(lengths):
             return ()

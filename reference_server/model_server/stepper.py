@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reference_server.messages import DraftCounts, Generation
+from reference_server.messages import DraftCounts, Generation, NoDraft
 from reference_server.model_server.batch import PendingStep, RowChooser, SequenceBatch, plan_chunks
 from reference_server.model_server.decoding.host_copy import to_device
 from reference_server.model_server.decoding.sampling import Choice, HostChoice, PendingChoice
@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 NOTHING = nullcontext()
 NO_DRAFTS = DraftCounts()
+REPORTED_TOKENS = 32
+"""Tokens without a draft after which they are reported."""
 NO_CHUNK_LIMIT = 1 << 30
 """The chunk budget until warm-up sets it."""
 
@@ -250,7 +252,7 @@ class Stepper:
             dropped=tuple(dropped),
             forward_ns=forward_ns + started - waiting,
             decode_ns=time.perf_counter_ns() - started,
-            drafts=count_by_place(reading.verified) if reading.verified else NO_DRAFTS,
+            drafts=NO_DRAFTS if self.drafter is None else self._draft_counts(self.drafter, reading.verified, is_over),
         )
 
     def no_gradients(self) -> AbstractContextManager[object]:
@@ -296,7 +298,19 @@ class Stepper:
 
     def _drafts(self, rows: tuple[Sequence, ...]) -> tuple[Draft, ...]:
         """Drafts for a decode step of these rows; a step with prompts has none."""
-        return self.drafter.propose(rows) if self.drafter is not None and is_decode(rows) else ()
+        if self.drafter is None:
+            return ()
+        if is_decode(rows):
+            return self.drafter.propose(rows)
+        self.drafter.leave_out(NoDraft.PROMPTS, sum(not sequence.is_prefill for sequence in rows))
+        return ()
+
+    def _draft_counts(self, drafter: Drafter, verified: SequenceOf[tuple[int, int]], is_over: bool) -> DraftCounts:
+        """The drafts of a step. Tokens without one are reported now and then, as each report costs some us."""
+        undrafted = drafter.take_undrafted(0 if is_over else REPORTED_TOKENS)
+        if verified:
+            return replace(count_by_place(verified), undrafted=undrafted)
+        return DraftCounts(undrafted=undrafted) if undrafted else NO_DRAFTS
 
     def _append(self, step: Launched, chosen: HostChoice, reading: "_Reading") -> None:
         """Append each member's tokens."""

@@ -268,7 +268,7 @@ class Batcher:
         if isinstance(reply, StepResult):
             self._is_healthy, self._proven_ns = True, self._now_ns()
             self._is_second_try = False
-            if reply.drafts.proposed:
+            if reply.drafts.proposed or reply.drafts.undrafted:
                 self._observer.on_drafts(reply.drafts)
         if isinstance(reply, StepResult) and self._trace is not None:
             self._trace.on_reply(call, deliveries, reply, self._scheduler)

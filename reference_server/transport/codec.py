@@ -220,6 +220,8 @@ class WireCodec:
         if result.drafts.proposed:
             message.drafts_proposed.extend(result.drafts.proposed)
             message.drafts_accepted.extend(result.drafts.accepted)
+        if result.drafts.undrafted:
+            message.undrafted.extend(result.drafts.undrafted)
         add = message.generations.add
         for generation in result.generations:
             _encode_generation(generation, add())
@@ -236,7 +238,7 @@ class WireCodec:
                 total_ns=message.total_ns,
                 concat_ns=message.concat_ns if has_concat else None,
             ),
-            drafts=_decode_drafts(message) if message.drafts_proposed else NO_DRAFTS,
+            drafts=_decode_drafts(message) if message.drafts_proposed or message.undrafted else NO_DRAFTS,
         )
 
     def _encode_batch(self, batch: Batch, block_size: int) -> Message:
@@ -342,7 +344,7 @@ class WireCodec:
 
 
 def _decode_drafts(message: Message) -> DraftCounts:
-    return DraftCounts(tuple(message.drafts_proposed), tuple(message.drafts_accepted))
+    return DraftCounts(tuple(message.drafts_proposed), tuple(message.drafts_accepted), tuple(message.undrafted))
 
 
 def _optional(message: Message, field: str) -> Message:

@@ -127,6 +127,7 @@ async def test_drafts_change_no_token(
     assert together == alone
     # An adaptive drafter may find that nothing pays here.
     assert is_adaptive or verified > accepted > 0
+    assert 'tgi_undrafted_tokens{reason="prompts"}' in skipped
     assert f"tgi_request_skipped_tokens_sum {accepted:.0f}" in skipped.splitlines()
 
 

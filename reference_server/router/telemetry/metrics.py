@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from reference_server.messages import DraftCounts, Timings
+from reference_server.messages import DraftCounts, NoDraft, Timings
 
 MAX_ADAPTER_LABELS = 256
 OTHER_ADAPTERS = "other"
@@ -240,6 +240,9 @@ class Metrics:
         self.accepted_tokens_by_place = Counter(
             "tgi_accepted_tokens_per_position", "Of them, those that were accepted.", "position"
         )
+        self.undrafted_tokens = Counter(
+            "tgi_undrafted_tokens", "Tokens chosen without a draft while drafts are on, by reason.", "reason"
+        )
 
     def on_queue(self, size: int) -> None:
         self.queue_size.set(size)
@@ -285,6 +288,9 @@ class Metrics:
         for place, (proposed, accepted) in enumerate(zip(drafts.proposed, drafts.accepted, strict=True), 1):
             self.draft_tokens_by_place.add(proposed, str(place))
             self.accepted_tokens_by_place.add(accepted, str(place))
+        for reason, count in zip(NoDraft, drafts.undrafted, strict=False):
+            if count:
+                self.undrafted_tokens.add(count, reason)
 
     def on_adapter(self, name: str) -> None:
         """A generation begins that uses the loaded adapter `name`."""

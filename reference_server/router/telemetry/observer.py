@@ -39,7 +39,7 @@ class BatchObserver(Protocol):
         ...
 
     def on_drafts(self, drafts: DraftCounts) -> None:
-        """A step verified drafts."""
+        """A step verified drafts, or tokens were chosen without."""
         ...
 
     def on_failures(self, err: str, count: int) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from reference_server.messages import ChooserParameters, Request, StoppingParameters
+from reference_server.messages import ChooserParameters, NoDraft, Request, StoppingParameters
 from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
 from reference_server.model_server.decoding.stopping import StoppingCriteria
 from reference_server.model_server.drafting import MOST_VERIFIED_ROWS, Drafter, NgramSource
@@ -109,6 +109,24 @@ def test_a_request_whose_drafts_fail_stops_drafting_and_starts_again_when_its_te
     assert stopped[0]
     assert not any(stopped[6:])
     assert any(proposed)
+
+
+def test_tokens_without_a_draft_are_counted_by_reason() -> None:
+    made, tokens = drafter(), tokenizer()
+    made.propose([decoding(LOOP, tokens=tokens), decoding([1, 2, 3], tokens=tokens), decoding(LOOP, 2, tokens)])
+    assert made.take_undrafted() == (0, 0, 0, 1, 0, 1)
+    assert made.take_undrafted() == ()
+
+    made.propose([decoding([1, 2, 3], tokens=tokens)] * MOST_VERIFIED_ROWS)
+    assert made.take_undrafted(least=MOST_VERIFIED_ROWS + 1) == ()
+    assert made.take_undrafted(least=MOST_VERIFIED_ROWS) == (0, MOST_VERIFIED_ROWS, 0, 0, 0, 0)
+
+    made.cost = StepCost(by_rows({1: 100.0, 2: 150.0, 128: 6000.0}, 128))
+    sequence = decoding(LOOP, tokens=tokens)
+    for _ in range(6):
+        if drafts := made.propose([sequence]):
+            made.verified(sequence, 0, len(drafts[0]))
+    assert dict(zip(NoDraft, made.take_undrafted(), strict=True))[NoDraft.COST] > 0
 
 
 def test_drafts_that_fail_against_all_estimates_lose_a_share_of_the_time_only() -> None:

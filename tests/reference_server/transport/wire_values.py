@@ -154,8 +154,12 @@ generations = st.builds(
 
 timings = st.builds(Timings, forward_ns=uint64, decode_ns=uint64, total_ns=uint64, concat_ns=st.none() | uint64)
 
-draft_counts = st.lists(st.tuples(uint32, uint32), max_size=8).map(
-    lambda places: DraftCounts(tuple(each[0] for each in places), tuple(each[1] for each in places))
+draft_counts = st.builds(
+    lambda places, undrafted: DraftCounts(
+        tuple(each[0] for each in places), tuple(each[1] for each in places), tuple(undrafted)
+    ),
+    st.lists(st.tuples(uint32, uint32), max_size=8),
+    st.lists(uint32, max_size=6),
 )
 
 step_results = st.builds(

@@ -111,11 +111,13 @@ def test_metrics_record_the_batching_loops_events():
     observer.on_tokens(0, 5)
     observer.on_failures("dropped", 2)
     observer.on_drafts(DraftCounts((3, 2), (2, 0)))
-    observer.on_drafts(DraftCounts((1,), (1,)))
+    observer.on_drafts(DraftCounts((1,), (1,), (0, 0, 5, 2)))
     text = metrics.render().decode()
 
     for line in (
         "tgi_queue_size 3",
+        'tgi_undrafted_tokens{reason="cost"} 5',
+        'tgi_undrafted_tokens{reason="no_guess"} 2',
         "tgi_batch_next_size_sum 2",
         'tgi_batch_concat{reason="chunking"} 1',
         "tgi_prompt_tokens 30",
