@@ -1,25 +1,28 @@
 """Compare decoding with and without drafts, for several draft lengths, texts and batch sizes.
 
     python -m benchmarks.engine.speculation [--models preset:tiny-llama ...] [--speculate 0 2 4 8] [--fixed 4]
-                                            [--concurrency 1 8 32] [--rounds 5] [--json FILE]
+                                            [--concurrency 1 8 32] [--minutes 3 3 6] [--json FILE]
 
-All engines are in this process, with one compute thread, and only one works at a time; rounds are interleaved and start
-with another engine each. One measurement: C prompts of 64 tokens are prefilled together, then decoded, end-of-sequence
-ignored, until the first of them has 96 new tokens; tokens/s of these decodes, so that all C requests run all the time.
-Tokens per second of processor time of this process are measured too: other programs on the machine change them less.
-Every engine must give the ids of the one without drafts.
+All engines are in this process, with one compute thread, and only one works at a time. A round measures every engine on
+every text at every batch size; each round starts with another engine, and the first one does not count. One
+measurement: C prompts of 64 tokens are prefilled together, then decoded, end-of-sequence ignored, until the first of
+them has 96 new tokens; tokens/s of these decodes, so that all C requests run all the time. Tokens per second of
+processor time of this process are measured too: other programs on the machine change them less. Every engine must give
+the ids of the one without drafts. A speculator is compared with its base model without heads, and N is at most the
+number of heads.
 
     copy   a passage, and the start of the same passage again; greedy
     code   calls and records of one form; greedy
     free   other text, sampled at temperature 1
 
-`adaptive` is the default of `--speculate N`; `fixed` drafts N tokens whenever there is a match. The table has the
+`adaptive` is the default of `--speculate N`; `fixed` drafts N tokens whenever there is a guess. The table has the
 medians of the ratios to N = 0 in the same round with their ranges, by time and by processor time, the share of drafted
 tokens that was accepted, and tokens for each sequence and step.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import statistics
 import sys
@@ -37,10 +40,13 @@ from reference_server.messages import (
     StoppingParameters,
     WarmupRequest,
 )
+from reference_server.model_server.draft_heads.heads import num_drafted
 from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.models import loader
 from reference_server.model_server.options import EngineOptions
-from reference_server.presets.catalog import CALIBRATION_TEXT
+from reference_server.presets.catalog import CALIBRATION_TEXT, PREFIX
 
+TRAINED = ("preset:tiny-llama", "preset:tiny-llama-medusa")
 PROMPT_TOKENS = 64
 NEW_TOKENS = 96
 GREEDY = ChooserParameters()
@@ -94,49 +100,68 @@ class MeasuredDrafts:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=["preset:tiny-llama", "preset:llama-125m"])
+    parser.add_argument(
+        "--models", nargs="+", default=["preset:tiny-llama", "preset:tiny-llama-medusa", "preset:llama-125m"]
+    )
     parser.add_argument("--speculate", nargs="+", type=int, default=[0, 2, 4, 8])
     parser.add_argument("--fixed", nargs="*", type=int, default=[4])
     parser.add_argument("--texts", nargs="+", choices=["copy", "code", "free"], default=["copy", "code", "free"])
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 32])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--minutes", nargs="+", type=float, default=[3.0, 3.0, 6.0], help="of each model")
     parser.add_argument("--json", type=Path, help="also write the measurements here")
     args = parser.parse_args()
-    contenders = [Contender(count) for count in args.speculate] + [Contender(count, False) for count in args.fixed]
+    if len(args.minutes) not in (1, len(args.models)):
+        parser.error("give --minutes once, or for each of --models")
     measured: list[MeasuredDrafts] = []
-    for model in args.models:
-        measured += asyncio.run(compare(model, contenders, args.texts, args.concurrency, args.rounds))
+    for model, minutes in zip(args.models, itertools.cycle(args.minutes), strict=False):
+        contenders = contenders_of(model, args.speculate, args.fixed)
+        measured += asyncio.run(compare(model, contenders, args.texts, args.concurrency, minutes))
         print(table([each for each in measured if each.model == model]), flush=True)
     if args.json:
         rows = [asdict(each) for each in measured]
         args.json.write_text(json.dumps({"machine": machine(), "measured": rows}, indent=1))
 
 
+def contenders_of(model: str, speculate: Sequence[int], fixed: Sequence[int]) -> list[Contender]:
+    """The engines of a model; first the one without drafts."""
+    directory = loader.locate(EngineOptions(model)).speculator
+    most = num_drafted(directory, None) or max(*speculate, *fixed)
+    adaptive = [Contender(count) for count in speculate if 0 < count <= most]
+    return [Contender(0), *adaptive, *(Contender(count, False) for count in fixed if count <= most)]
+
+
 async def compare(
-    model: str, contenders: Sequence[Contender], texts: Sequence[str], concurrency: Sequence[int], rounds: int
+    model: str, contenders: Sequence[Contender], texts: Sequence[str], concurrency: Sequence[int], minutes: float
 ) -> list[MeasuredDrafts]:
+    """At least one round after the first."""
     shards = [await loaded(model, contender) for contender in contenders]
-    measured = []
-    for text in texts:
-        for rows in concurrency:
-            found = [MeasuredDrafts(model, text, rows, contender.name) for contender in contenders]
-            for round_ in range(rounds + 1):
-                requests = list(prompts(text, rows, seed=round_))
-                order = [(round_ + place) % len(shards) for place in range(len(shards))]
-                ids = {place: await run(shards[place], requests, found[place], round_ > 0) for place in order}
-                assert all(ids[place] == ids[order[0]] for place in order), "drafts have changed an output"
-            measured += found
-            print(f"{model} {text} C={rows} done", file=sys.stderr)
+    cells = {
+        (text, rows): [MeasuredDrafts(model, text, rows, contender.name) for contender in contenders]
+        for text, rows in itertools.product(texts, concurrency)
+    }
+    started = time.monotonic()
+    for round_ in itertools.count():
+        round_started = time.monotonic()
+        for (text, rows), found in cells.items():
+            requests = list(prompts(text, rows, seed=round_))
+            order = [(round_ + place) % len(shards) for place in range(len(shards))]
+            ids = {place: await run(shards[place], requests, found[place], round_ > 0) for place in order}
+            assert all(ids[place] == ids[0] for place in order), f"drafts have changed an output: {text}, {rows}"
+        now = time.monotonic()
+        print(f"{model} round {round_}: {now - round_started:.1f} s", file=sys.stderr)
+        if round_ and now + (now - round_started) > started + 60 * minutes:
+            break
     for shard in shards:
         shard.close()
-    return measured
+    return [each for found in cells.values() for each in found]
 
 
 async def loaded(model: str, contender: Contender) -> LocalShard:
+    """An engine; that of a speculator without drafts has no heads and keeps no hidden states."""
     shard = LocalShard.load(
         EngineOptions(
             model,
-            load_format="auto" if model == "preset:tiny-llama" else "dummy",
+            load_format="dummy" if model.startswith(PREFIX) and model not in TRAINED else "auto",
             cpu_memory_gib=1.0,
             compute_threads=1,
             speculate=contender.speculate,
