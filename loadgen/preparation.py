@@ -18,6 +18,7 @@ from loadgen.target.connection_probe import keeps_connections
 from loadgen.target.control import ControlClient
 from loadgen.target.metrics_source import MetricsSource, open_metrics_sources
 from loadgen.target.prompt_start import StartProbe
+from loadgen.target.server_kind import OWN, VLLM
 from loadgen.target.target import Target, TargetFacts
 from loadgen.workloads import workload
 from loadgen.workloads.planned_cache import CacheFacts
@@ -76,6 +77,7 @@ class PreparedRun:
     estimate: str | None = None
 
 
+LISTS_ADAPTERS = (OWN, VLLM)
 IMAGE_APIS = ("openai-chat", "tgi")
 """The APIs whose requests can have synthetic images."""
 
@@ -88,6 +90,7 @@ def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) 
     check_images(config, facts.api)
     control = target.control()
     try:
+        check_adapters(config, control, facts)
         counter = open_counter(config, control, facts) if workload.needs_vocabulary(config) else None
         vocabulary = make_vocabulary(counter) if counter is not None else None
         estimate = length_estimate(counter, vocabulary, config.text_key) if counter and vocabulary else None
@@ -123,6 +126,24 @@ def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) 
         reuses_connections,
         estimate,
     )
+
+
+def check_adapters(config: BenchConfig, control: ControlClient, facts: TargetFacts) -> None:
+    """Raises UsageError for an adapter that a server which lists its adapters does not list.
+
+    A server may answer with its base model instead, without a word.
+    """
+    mix = workload.adapters_of(config)
+    if mix is None or facts.kind not in LISTS_ADAPTERS:
+        return
+    found = control.get_json("/v1/models")
+    rows = found.get("data") if isinstance(found, dict) else None
+    if not isinstance(rows, list):
+        return
+    listed = [str(row.get("id")) for row in rows if isinstance(row, dict)]
+    missing = [name for name, _ in mix.shares if name not in listed]
+    if missing:
+        raise UsageError(f"the server has no adapter {missing[0]!r}; /v1/models lists {', '.join(listed) or 'nothing'}")
 
 
 def check_images(config: BenchConfig, api: str) -> None:

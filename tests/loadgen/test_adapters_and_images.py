@@ -26,7 +26,15 @@ from reports.pages.request_tables import lengths_table
 from tests.support.measured_requests import measured
 from tests.support.servers.stream_server import Script, ServerState, stream_server
 
-LOAD = {"input_tokens": "8", "output_tokens": "4", "warmup": 0, "concurrency": 4, "requests": 40, "api": "tgi"}
+LOAD = {
+    "input_tokens": "8",
+    "output_tokens": "4",
+    "warmup": 0,
+    "concurrency": 4,
+    "requests": 40,
+    "api": "tgi",
+    "engine": "tgi",
+}
 
 
 def body_of(api, prompt):
@@ -229,3 +237,16 @@ def test_loads_with_other_adapters_or_images_have_other_digests(tmp_path):
             hashes.add(measure(config, Target(url), tmp_path / str(number)).manifest.workload_hash)
 
     assert len(hashes) == 4
+
+
+@pytest.mark.parametrize(("engine", "is_refused"), [("own", True), ("vllm", True), ("tgi", False)])
+def test_an_adapter_that_a_server_does_not_list_is_refused(tmp_path, engine, is_refused):
+    """A real TGI serves adapters that it does not list."""
+    fields = LOAD | {"requests": 4, "api": "openai-chat", "engine": engine, "model": "scripted"}
+    with stream_server(ServerState(script=failing_adapter)) as (url, _):
+        config = BenchConfig(**fields, adapters="a,b")
+        if is_refused:
+            with pytest.raises(UsageError, match="no adapter 'a'; /v1/models lists"):
+                measure(config, Target(url), tmp_path / "r")
+        else:
+            assert {each.adapter for each in measured(measure(config, Target(url), tmp_path / "r"))} <= {"a", "b"}
