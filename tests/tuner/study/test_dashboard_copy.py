@@ -131,5 +131,5 @@ def test_the_dashboard_lists_the_study_with_its_metric_its_trials_and_its_report
         [1900.0],
     ]
     attributes = {each["key"]: each["value"] for each in study["trials"][2]["user_attrs"]}
-    assert attributes["outcome"] == '"misses a limit"'
+    assert attributes["outcome"] == "misses a limit"
     assert (artifact["filename"], report) == ("report.html", b"<html>the report</html>")
