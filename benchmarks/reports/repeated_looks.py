@@ -23,6 +23,7 @@ from loadgen.config.bench_settings import DEFAULT_WARMUP_S
 from loadgen.selftest.coverage import Setting, estimates, measured_requests
 from loadgen.selftest.queue_models import MODELS, QueueModel, Runs
 from loadgen.selftest.stationary import stationary_values
+from loadgen.target import machine
 from reports.gate.history import MAX_POINTS, MIN_SEGMENT, CommitPoint, find_changes
 from reports.metrics.named_metrics import relative_half_width
 
@@ -44,7 +45,7 @@ class ConvergedCell:
     runs: int
     ended: int
     covered: int
-    median_requests: float
+    median_requests: float | None
 
     @property
     def coverage(self) -> float:
@@ -87,7 +88,7 @@ def converged_cells(model_name: str, load: float, runs: int, seed: int = SEED) -
             runs,
             len(known := ends.get((name, width), [])),
             sum(covers for _, covers in known),
-            float(np.median([size for size, _ in known])) if known else float("nan"),
+            float(np.median([size for size, _ in known])) if known else None,
         )
         for name, widths in WIDTHS.items()
         for width in widths
@@ -143,7 +144,8 @@ def main() -> None:
     print(render(cells, rows))
     if args.json:
         content = {"converge": [asdict(cell) for cell in cells], "history": [asdict(row) for row in rows]}
-        args.json.write_text(json.dumps({"seed": SEED, **content}, indent=1) + "\n")
+        where = {"machine": machine.describe_machine(), "libraries": machine.library_versions()}
+        args.json.write_text(json.dumps({"seed": SEED, **content, **where}, indent=1, allow_nan=False) + "\n")
 
 
 def render(cells: Sequence[ConvergedCell], rows: Sequence[HistoryRow]) -> str:
@@ -153,8 +155,9 @@ def render(cells: Sequence[ConvergedCell], rows: Sequence[HistoryRow]) -> str:
     ]
     lines += [
         f"| {cell.model} | {cell.load:g} | {cell.statistic} | {100 * cell.width:g} % "
-        f"| {100 * cell.ended / cell.runs:.0f} % | {cell.median_requests:,.0f} | {100 * cell.coverage:.1f} % |"
+        f"| {100 * cell.ended / cell.runs:.0f} % | {cell.median_requests or 0:,.0f} | {100 * cell.coverage:.1f} % |"
         for cell in cells
+        if cell.ended
     ]
     lines += ["", "| noise of a commit | series with a false alarm | change of 5 % found |", "|---|---|---|"]
     lines += [

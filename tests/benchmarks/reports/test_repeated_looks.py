@@ -1,8 +1,16 @@
 import math
 
 import numpy as np
+import pytest
 
-from benchmarks.reports.repeated_looks import ConvergedCell, HistoryRow, converged_cells, is_ever_reported, render
+from benchmarks.reports.repeated_looks import (
+    ConvergedCell,
+    HistoryRow,
+    converged_cells,
+    history_row,
+    is_ever_reported,
+    render,
+)
 
 
 def test_a_step_is_reported_by_a_check_after_one_of_the_commits():
@@ -18,7 +26,8 @@ def test_runs_end_at_the_first_look_whose_interval_is_narrow_enough():
     wide, narrow = cells["ttft mean", 0.3], cells["ttft mean", 0.15]
     assert wide.runs == 3
     assert wide.ended >= narrow.ended
-    assert wide.median_requests < narrow.median_requests or math.isnan(narrow.median_requests)
+    assert wide.median_requests is not None
+    assert wide.median_requests < (narrow.median_requests or math.inf)
     assert wide.median_requests / 100 in {2.0**look for look in range(8)}
 
 
@@ -29,3 +38,19 @@ def test_the_tables_have_fractions():
 
     assert lines[2] == "| M/M/1 | 0.5 | ttft mean | 30 % | 80 % | 800 | 75.0 % |"
     assert lines[-1] == "| 2 % | 2.0 % | 95.0 % |"
+
+
+@pytest.mark.slow
+def test_trust_C1_intervals_of_converged_runs_cover_the_truth_in_queues_where_most_runs_converge():
+    cells = [cell for cell in converged_cells("M/G/16", 0.7, runs=100, seed=11) if cell.ended >= 50]
+
+    assert len(cells) >= 4
+    assert [cell for cell in cells if cell.coverage < 0.88] == []
+
+
+@pytest.mark.slow
+def test_series_of_60_commits_without_a_change_seldom_have_a_false_alarm():
+    row = history_row(0.04, series=100)
+
+    assert row.alarms <= 10
+    assert row.found >= 80
