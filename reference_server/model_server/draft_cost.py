@@ -103,9 +103,9 @@ class DraftCost:
         """The time in which drafts are found, by the number of sequences."""
         measured: dict[int, float] = {}
         for size in PROPOSED:
-            self._stepper.drafter = None
+            # The first step has no drafts, and gives draft heads the hidden states that they read.
+            self._stepper.drafter = Drafter(drafter.source, drafter.speculate)
             rows = tuple(self._sequence(row, FEW_KEYS, ChooserParameters()) for row in range(size))
-            # A step gives draft heads the hidden states that they read.
             self._stepper.step(SequenceBatch(0, rows, self._block_size))
             fastest = 0
             for repeat in range(1 + REPEATS):

@@ -149,6 +149,19 @@ async def test_random_calls_give_what_each_request_gives_without_heads(heads: Pa
     assert num_ended > 20
 
 
+async def test_the_warm_up_measures_the_time_of_the_heads(heads: Path) -> None:
+    shard = LocalShard.load(tiny_options(heads))
+    await warm_up(shard)
+    await warm_up(shard)
+    shard.close()
+
+    drafter = shard.engine.stepper.drafter
+    assert drafter is not None
+    assert drafter.cost is not None
+    # A product alone takes some us; without hidden states there would be nothing to compute.
+    assert drafter.cost.proposing_ns(1) > 15_000
+
+
 def test_heads_are_refused_by_name_in_the_padded_tier(heads: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"`--speculate 3` cannot be served with LlamaForCausalLM: the padded"):
         LocalShard.load(tiny_options(heads, tier="padded"))
