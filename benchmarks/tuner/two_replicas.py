@@ -32,6 +32,7 @@ from tuner.simulator.fitting.client_cost import client_cost_of
 from tuner.simulator.fitting.cost_file import Costs, fit_costs
 from tuner.simulator.fitting.step_trace import read_steps
 from tuner.simulator.load import load_of
+from tuner.simulator.predict import law_of
 from tuner.simulator.simulated_metrics import metrics_of
 
 RESULTS = Path(__file__).parents[1] / "results" / "two_replicas.json"
@@ -86,7 +87,7 @@ def predicted(policy: str, settings: Mapping[str, Any], costs: Costs) -> dict[st
     """The mean metrics of simulated runs with the same requests, which differ in the hash."""
     config = parsing.load(BenchConfig, dict(settings))
     server = costs.reference
-    law = costs.of(server.settings).law
+    law = law_of(server, costs.of(server.settings))
     rows: list[dict[str, float]] = []
     for seed in range(HASHES if policy == "prefix_hash" else 1):
         load = load_of(config, with_ids=True, client=costs.client)
