@@ -31,6 +31,8 @@ from reference_server.tokenizer import load_tokenizer
 # Tokens that a sequence may grow by while it is timed.
 MAX_NEW_TOKENS = 320
 MEMORY_FRACTION = 0.9
+# Blocks of a layer that are filled with noise at once.
+NOISE_BLOCKS = 1024
 
 
 class Rig:
@@ -45,6 +47,7 @@ class Rig:
         dtype: Literal["bfloat16", "float32"] = "bfloat16",
         load_format: Literal["auto", "dummy"] = "dummy",
         graphs: bool = True,
+        kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = None,
     ) -> None:
         started = time.monotonic()
         self.preset = preset
@@ -54,6 +57,7 @@ class Rig:
             load_format=load_format,
             attention=attention,
             cuda_graphs=None if graphs else (0,),
+            kv_cache_dtype=kv_cache_dtype,
         )
         files = loader.locate(options)
         self.loaded = loader.load(options, files, RankGroup())
@@ -74,7 +78,7 @@ class Rig:
 
     def _cache(self, plan: MeasurePlan) -> KVCache:
         """A cache for the largest batch, or as large as fits in memory."""
-        dtype, shapes = self.loaded.dtype, self.prepared.shapes
+        dtype, shapes = self.prepared.cache_dtype, self.prepared.shapes
         needed = max(
             max(plan.batches) * blocks_for(max(plan.contexts) + MAX_NEW_TOKENS, self.block_size),
             *(rows * blocks_for(length + MAX_NEW_TOKENS, self.block_size) for rows, length in plan.prefills),
@@ -84,7 +88,9 @@ class Rig:
         cache = KVCache(shapes, min(needed, available) + 1, self.block_size, dtype, self.device)
         for layer in cache.layers:
             # Kernels run faster over zeros than over anything else.
-            layer.buffer.normal_()
+            noise = torch.empty_like(layer.buffer[:NOISE_BLOCKS], dtype=self.loaded.dtype)
+            for blocks in torch.split(layer.buffer, NOISE_BLOCKS):
+                blocks.copy_(noise[: len(blocks)].normal_())
         return cache
 
     def fits(self, rows: int, tokens: int) -> bool:

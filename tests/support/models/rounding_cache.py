@@ -1,12 +1,15 @@
 """Transformers' own generation with keys and values rounded to eight bits: the reference of an eight-bit K/V cache."""
 
+import copy
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from tests.support.models.tiny_models import unchanged_by_length
+from tests.support.models.tiny_models import generate_alone, unchanged_by_length
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
@@ -27,8 +30,27 @@ class RoundingCache(DynamicCache):
         return super().update(*pair, *args, **kwargs)  # type: ignore[no-any-return]
 
     def _kept(self, values: Tensor, scale: float) -> Tensor:
-        largest = LARGEST[self._dtype]
-        return (values / scale).clamp(-largest, largest).to(self._dtype).to(values.dtype) * scale
+        return rounded(values, self._dtype, scale)
+
+
+def rounded(values: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    largest = LARGEST[dtype]
+    return (values / scale).clamp(-largest, largest).to(dtype).to(values.dtype) * scale
+
+
+def with_rounded_latents(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel | None:
+    """A model whose cache holds latents, with the keys and values rounded that it makes of them; None for another."""
+    if not any(hasattr(module, "expand_kv") for module in model.modules()):
+        return None
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        if hasattr(module, "expand_kv"):
+            module.expand_kv = partial(_expanded, module.expand_kv, dtype)  # type: ignore[assignment]
+    return model
+
+
+def _expanded(expand: Callable[..., tuple[Tensor, Tensor]], dtype: torch.dtype, *latents: Tensor) -> list[Tensor]:
+    return [rounded(each, dtype, 1.0) for each in expand(*latents)]
 
 
 @torch.no_grad()
@@ -40,6 +62,9 @@ def generate_rounded(
     scales: tuple[float, float] = (1.0, 1.0),
 ) -> list[int]:
     """Ids of Transformers' greedy generation for one prompt, end-of-sequence ignored."""
+    latent = with_rounded_latents(model, dtype)
+    if latent is not None:
+        return generate_alone(latent, prompt, max_new_tokens)
     is_pair = model.config.is_encoder_decoder
     decoder = model.config.get_text_config(decoder=True)
     cache: Any = RoundingCache(decoder, dtype, scales)
