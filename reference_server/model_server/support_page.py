@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from reference_server.model_server.device import SERVED, UNUSED
 from reference_server.model_server.models.families import FAMILIES, REFUSED, ModelFamily
 from reference_server.model_server.models.generation_defaults import NEUTRAL
-from reference_server.model_server.models.parallel import NO_PLAN, PLANS
+from reference_server.model_server.models.parallel import NOT_SHARDED, PLANS
 from reference_server.model_server.quantization.schemes import SCHEMES, QuantizationScheme
 
 REFUSED_ADAPTERS = "refused: one adapter, merged"
@@ -67,7 +67,7 @@ def render_page() -> Iterator[str]:
         cells = [family.name, f"`{family.model_type}`", tier, sharding_of(family), quantization_of(family)]
         yield f"| {' | '.join([*cells, adapters_of(family)])} |"
     others = "any other causal or sequence-to-sequence language model of Transformers"
-    cells = [others, "", "padded or encoder-decoder, best effort", f"refused: {NO_PLAN}", "served"]
+    cells = [others, "", "padded or encoder-decoder, best effort", f"refused: {NOT_SHARDED['padded']}", "served"]
     yield f"| {' | '.join([*cells, REFUSED_ADAPTERS])} |"
     yield SHARDING
     yield "## Refused models\n"
@@ -95,7 +95,7 @@ def render_page() -> Iterator[str]:
 
 def sharding_of(family: ModelFamily) -> str:
     """The table cell on sharding of a family."""
-    return "served" if family.model_type in PLANS else f"refused: {NO_PLAN}"
+    return "served" if family.model_type in PLANS else f"refused: {NOT_SHARDED[family.tier]}"
 
 
 def quantization_of(family: ModelFamily) -> str:

@@ -26,12 +26,17 @@ from tests.support.models.tiny_models import save_tiny_model
 
 # One config per family. Two ranks share a K/V head in Qwen2 and divide them elsewhere.
 ONE_OF_EACH = {config["model_type"]: name for name, config in reversed(CONFIGS.items())}
-AT_TWO = [*(ONE_OF_EACH[model_type] for model_type in PLANS), "bloom-6-heads", "llama-tied-llama3-rope"]
-AT_FOUR = ("llama", "bloom", "mixtral")
+AT_TWO = [
+    *(ONE_OF_EACH[model_type] for model_type in PLANS),
+    *("bloom-6-heads", "llama-tied-llama3-rope", "mpt-6-heads", "gpt-bigcode-many-heads", "stablelm-parallel"),
+    *("falcon-groups", "falcon-serial", "falcon-alibi"),
+]
+AT_FOUR = ("llama", "bloom", "mixtral", "falcon-groups", "olmo2")
 # All own plans, and one family for each way to build on Transformers' plans. The others run in the slow test.
 SHORT = (
     *("llama-tied-llama3-rope", "qwen2", "gemma", "gpt-neox", "mixtral", "bloom-6-heads", "gpt2", "opt", "phi3"),
-    *("phimoe", "qwen2-moe", "cohere", "deepseek-v3"),
+    *("phimoe", "qwen2-moe", "cohere", "deepseek-v3", "gptj", "gpt-bigcode", "mpt-6-heads", "falcon", "falcon-alibi"),
+    *("stablelm-parallel", "olmo2", "dbrx"),
 )
 
 # GPT-2 has transposed weights, Phi-3 packed projections; with act-order, groups are spread over the ranks.

@@ -6,9 +6,12 @@ model is cut before it has memory, so that a rank reads only its own part of a w
     colwise         this rank's outputs, whole heads in an attention; the result stays sharded
     rowwise         this rank's inputs; partial results are summed over the ranks
     packed_qkv      colwise, for queries, keys and values in one weight
+    grouped_qkv     colwise, for one weight of groups: the queries of a K/V head, its key, its value
     packed_halves   colwise, for gate and up in one weight
     moe_tp_experts  this rank's part of the inner dimension of every expert; the results are summed over the ranks
+    fused_experts   as moe_tp_experts, for weights of [experts * inner, hidden]
     query_heads     a weight with one row per query head; key_heads: per K/V head
+    norm_queries    a norm over the queries of all heads, whose squares are summed over the ranks; norm_keys: of keys
     replicated      the whole weight on every rank
 
 The embedding and the head are cut by vocabulary in every family. With fewer K/V heads than ranks, each rank holds the
@@ -30,7 +33,6 @@ from reference_server.errors import UnsupportedError
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.models import transformers_compat
 from reference_server.model_server.models.families import ModelFamily
-from reference_server.model_server.models.shims.bloom import alibi_slopes
 from reference_server.model_server.options import Tier
 from reference_server.model_server.weights.cut import Cut, even, vocabulary
 
@@ -62,10 +64,10 @@ _LATENT_ATTENTION: Plan = {
 
 # Transformers' plans replicate some of these weights, depending on the release.
 _EXPERTS: Plan = {"layers.*.mlp.experts": "moe_tp_experts"}
-_PHIMOE: Plan = {
+_ATTENTION: Plan = {
     **{f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"}, "layers.*.self_attn.o_proj": "rowwise",
-    **_EXPERTS,
 }  # fmt: skip
+_PHIMOE: Plan = {**_ATTENTION, **_EXPERTS}
 _QWEN2_MOE: Plan = {
     "layers.*.mlp.shared_expert.gate_proj": "colwise", "layers.*.mlp.shared_expert.up_proj": "colwise",
     "layers.*.mlp.shared_expert.down_proj": "rowwise", **_EXPERTS,
@@ -73,22 +75,48 @@ _QWEN2_MOE: Plan = {
 # Command R+ has a norm weight per head.
 _COHERE: Plan = {"layers.*.self_attn.q_norm": "query_heads", "layers.*.self_attn.k_norm": "key_heads"}
 
+_GPTJ: Plan = {
+    **{f"h.*.attn.{name}_proj": "colwise" for name in "qkv"}, "h.*.attn.out_proj": "rowwise",
+    "h.*.mlp.fc_in": "colwise", "h.*.mlp.fc_out": "rowwise",
+}  # fmt: skip
+_BIGCODE: Plan = {**_GPT2, "h.*.attn.c_attn": "grouped_qkv"}
+_FALCON: Plan = {**_BLOOM, "h.*.self_attention.query_key_value": "grouped_qkv"}
+_MPT: Plan = {
+    "blocks.*.attn.Wqkv": "packed_qkv", "blocks.*.attn.out_proj": "rowwise",
+    "blocks.*.ffn.up_proj": "colwise", "blocks.*.ffn.down_proj": "rowwise",
+}  # fmt: skip
+_DBRX: Plan = {
+    "blocks.*.norm_attn_norm.attn.Wqkv": "packed_qkv", "blocks.*.norm_attn_norm.attn.out_proj": "rowwise",
+    "blocks.*.ffn.experts": "fused_experts",
+}  # fmt: skip
+_STABLELM: Plan = {
+    **_ATTENTION,
+    "layers.*.mlp.gate_proj": "colwise", "layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise",
+}  # fmt: skip
+_OLMO2: Plan = {**_ATTENTION, "layers.*.self_attn.q_norm": "norm_queries", "layers.*.self_attn.k_norm": "norm_keys"}
+
 PLANS: Mapping[str, Plan] = {
     "bloom": _BLOOM,
     "cohere": _COHERE,
     "cohere2": {},
+    "dbrx": _DBRX,
     "deepseek_v2": _LATENT_ATTENTION,
     "deepseek_v3": _LATENT_ATTENTION,
+    "falcon": _FALCON,
     "gemma": {},
     "gemma2": {},
     "gemma3_text": {},
     "gpt2": _GPT2,
+    "gpt_bigcode": _BIGCODE,
     "gpt_neox": {},
+    "gptj": _GPTJ,
     "granite": {},
     "llama": {},
     "mistral": {},
     "mixtral": {},
+    "mpt": _MPT,
     "olmo": {},
+    "olmo2": _OLMO2,
     "opt": _OPT,
     "phi": {},
     "phi3": _PHI3,
@@ -97,12 +125,19 @@ PLANS: Mapping[str, Plan] = {
     "qwen2_moe": _QWEN2_MOE,
     "qwen3": {},
     "qwen3_moe": _EXPERTS,
+    "stablelm": _STABLELM,
     "starcoder2": {},
 }
 """The families that are sharded, by `model_type`, with entries that add to Transformers' own plan or replace them."""
 
 
-NO_PLAN = "it has no tensor-parallel plan"
+NOT_SHARDED: Mapping[Tier, str] = {
+    "ragged": "it has no tensor-parallel plan",
+    "padded": "the padded tier runs the model's own attention, which has no tensor-parallel plan",
+    "encoder_decoder": "the encoder-decoder tier runs the model's own attention, which has no tensor-parallel plan",
+    "recurrent": "its state is kept on one device",
+}
+"""The reasons to refuse a family that is not in `PLANS`, by tier."""
 
 
 class RowParallelLinear(nn.Module):
@@ -130,6 +165,25 @@ class RowParallelConv1D(RowParallelLinear):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self._summed(hidden, torch.matmul(hidden, self.weight))
+
+
+class SummedNorm(nn.Module):
+    """A root-mean-square norm over a dimension that the ranks share equally."""
+
+    def __init__(self, norm: Any, group: RankGroup) -> None:
+        super().__init__()
+        self.weight = norm.weight
+        self._epsilon: float = norm.variance_epsilon
+        self._world_size = group.world_size
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        wide = hidden.float()
+        # K/V heads that several ranks hold are counted by each, as is their size.
+        mean = wide.square().mean(-1, keepdim=True)
+        dist.all_reduce(mean)
+        normed = wide * torch.rsqrt(mean / self._world_size + self._epsilon)
+        result: Tensor = self.weight * normed
+        return result.to(hidden.dtype)
 
 
 class GatheredLinear(nn.Module):
@@ -199,11 +253,21 @@ class _Heads:
     def keys(self, head_size: int, offset: int = 0) -> tuple[int, int]:
         return offset + self.first_kv * head_size, offset + (self.first_kv + self.own_kv) * head_size
 
+    def groups(self, head_size: int) -> tuple[tuple[int, int], ...]:
+        """Of a weight of groups: the queries of a K/V head, its key, its value."""
+        queries = self.total // self.total_kv
+        width = (queries + 2) * head_size
+        first = self.first_kv * width
+        if self.own >= queries:
+            return ((first, first + self.own_kv * width),)
+        start = first + (self.first - self.first_kv * queries) * head_size
+        return (start, start + self.own * head_size), (first + queries * head_size, first + width)
+
 
 def check(family: ModelFamily, tier: Tier) -> None:
     """Raise UnsupportedError for a family that cannot be sharded in this tier."""
     if family.model_type not in PLANS:
-        raise UnsupportedError(f"sharded {family.name} is not supported: {NO_PLAN}")
+        raise UnsupportedError(f"sharded {family.name} is not supported: {NOT_SHARDED[family.tier]}")
     if tier != "ragged":
         raise UnsupportedError(f"sharded {family.name} is not supported in the {tier} tier")
 
@@ -217,13 +281,18 @@ def shard(model: Any, family: ModelFamily, group: RankGroup) -> dict[str, Cut]:
 
 
 def finish(model: Any, group: RankGroup) -> None:
-    """Set the ALiBi slopes of this rank's heads. Call it after the shims are installed."""
+    """Keep the ALiBi slopes and the norms of this rank's heads. Call it after the shims are installed."""
     heads = _heads(model.config, group)
+    queries, keys = slice(*heads.queries(1)), slice(*heads.keys(1))
     for module in model.modules():
         options = getattr(module, "options", None)
         if options is not None and options.alibi_slopes is not None:
-            own = alibi_slopes(heads.total)[heads.first : heads.first + heads.own]
-            module.options = replace(options, alibi_slopes=own)
+            module.options = replace(options, alibi_slopes=options.alibi_slopes[queries].contiguous())
+        # StableLM has a norm for each head.
+        for name, own in (("q_layernorm", queries), ("k_layernorm", keys)):
+            per_head: Any = getattr(module, name, None)
+            if isinstance(getattr(per_head, "norms", None), nn.ModuleList):
+                per_head.norms = per_head.norms[own]
 
 
 class _Sharder:
@@ -260,15 +329,19 @@ class _Sharder:
         match style:
             case None | "replicated" | "replicated_with_grad_allreduce" | "mla_kv_a_proj":
                 return
-            case "colwise" | "packed_qkv" | "packed_halves":
+            case "colwise" | "packed_qkv" | "grouped_qkv" | "packed_halves":
                 self._columns(name, module, style)
             case "rowwise":
                 self._rows(name, module)
             case "query_heads" | "key_heads":
                 span = self._heads.queries(1) if style == "query_heads" else self._heads.keys(1)
                 self._cuts[f"{name}.weight"] = Cut(0, (span,))
+            case "norm_queries" | "norm_keys":
+                self._norm(name, module, style)
             case "moe_tp_experts":
                 self._experts(name, module)
+            case "fused_experts":
+                self._fused_experts(name, module)
             case _:
                 raise UnsupportedError(f"{name}: the tensor-parallel style {style!r} is not supported")
 
@@ -295,6 +368,8 @@ class _Sharder:
             first_key, first_value = heads.total * head_size, (heads.total + heads.total_kv) * head_size
             keys, values = heads.keys(head_size, first_key), heads.keys(head_size, first_value)
             return Cut(0, (heads.queries(head_size), keys, values))
+        if style == "grouped_qkv":
+            return Cut(0, heads.groups(size // (heads.total + 2 * heads.total_kv)))
         if name.endswith((".k_proj", ".v_proj")):
             return Cut(0, (heads.keys(size // heads.total_kv),))
         return self._even(name, size, (1, 1) if style == "packed_halves" else (1,))
@@ -312,6 +387,20 @@ class _Sharder:
         module.intermediate_dim = inner.size
         module.register_forward_hook(_sum_over_ranks)
 
+    def _fused_experts(self, name: str, module: Any) -> None:
+        for leaf in ("w1", "v1", "w2"):
+            weight = getattr(module.mlp, leaf)
+            self._cuts[f"{name}.mlp.{leaf}"] = self._even(name, weight.shape[0], (1,) * module.num_experts)
+        module.ffn_hidden_size //= self._group.world_size
+        module.register_forward_hook(_sum_over_ranks)
+
+    def _norm(self, name: str, module: Any, style: str) -> None:
+        heads, size = self._heads, module.weight.shape[0]
+        is_query = style == "norm_queries"
+        span = heads.queries(size // heads.total) if is_query else heads.keys(size // heads.total_kv)
+        self._cuts[f"{name}.weight"] = Cut(0, (span,))
+        self._replace(name, SummedNorm(module, self._group))
+
     def _even(self, name: str, size: int, blocks: tuple[int, ...] = (1,)) -> Cut:
         try:
             return even(size, 0, self._group.rank, self._group.world_size, blocks)
@@ -325,7 +414,7 @@ class _Sharder:
 
 def _heads(config: Any, group: RankGroup) -> _Heads:
     total = config.num_attention_heads
-    total_kv = getattr(config, "num_key_value_heads", None) or total
+    total_kv = _num_kv_heads(config) or total
     ranks = group.world_size
     if total % ranks or (total_kv % ranks and ranks % total_kv):
         raise UnsupportedError(
@@ -335,16 +424,37 @@ def _heads(config: Any, group: RankGroup) -> _Heads:
     return _Heads(total, total_kv, group)
 
 
+def _num_kv_heads(config: Any) -> int | None:
+    """None for a model with as many K/V heads as query heads."""
+    match config.model_type:
+        case "gpt_bigcode":
+            return 1 if config.multi_query else None
+        case "falcon" if config.multi_query and not config.new_decoder_architecture:
+            return 1
+        case "falcon":
+            return int(config.num_kv_heads)
+        case "dbrx":
+            return int(config.attn_config.kv_n_heads)
+        case _:
+            return getattr(config, "num_key_value_heads", None)
+
+
 def _set_own_heads(attention: Any, heads: _Heads) -> None:
     """Set the head counts of an attention module to those of this rank."""
-    if isinstance(getattr(attention, "num_heads", None), int):
-        attention.num_heads = heads.own
-    if isinstance(getattr(attention, "num_key_value_heads", None), int):
-        attention.num_key_value_heads = heads.own_kv
-    if isinstance(getattr(attention, "split_size", None), int):
-        attention.split_size = attention.split_size // heads.group.world_size
-    if isinstance(getattr(attention, "num_key_value_groups", None), int):
-        attention.num_key_value_groups = heads.own // heads.own_kv
+    own = {
+        **dict.fromkeys(("num_heads", "n_heads", "num_attention_heads"), heads.own),
+        **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "kv_heads"), heads.own_kv),
+        "num_key_value_groups": heads.own // heads.own_kv,
+    }
+    # The sizes of the parts of a fused projection's result.
+    head_dim = getattr(attention, "head_dim", None)
+    if isinstance(head_dim, int) and hasattr(attention, "c_attn"):
+        own |= dict.fromkeys(("split_size", "embed_dim"), heads.own * head_dim) | {"kv_dim": heads.own_kv * head_dim}
+    if isinstance(head_dim, int) and hasattr(attention, "Wqkv"):
+        own |= {"hidden_size": heads.own * head_dim}
+    for name, value in own.items():
+        if isinstance(getattr(attention, name, None), int):
+            setattr(attention, name, value)
     if hasattr(attention, "qkv_proj"):
         # Phi-3 reads the number of query heads from its config.
         attention.config = copy.copy(attention.config)
@@ -353,7 +463,7 @@ def _set_own_heads(attention: Any, heads: _Heads) -> None:
 
 def _kind(name: str, module: Any) -> str:
     kind = type(module).__name__
-    if type(module) is not nn.Linear and kind != "Conv1D":
+    if type(module) is not nn.Linear and kind not in ("Conv1D", "FalconLinear"):
         raise UnsupportedError(f"{name} is a {kind}: only plain linears can be sharded")
     return kind
 

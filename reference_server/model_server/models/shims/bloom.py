@@ -12,14 +12,15 @@ from reference_server.model_server.models.hooks import PagedAttentionModule
 class BloomPagedAttention(PagedAttentionModule):
     """`BloomAttention` with the same weights and signature; ignores the alibi tensor and the mask."""
 
-    def __init__(self, inline: Any) -> None:
+    def __init__(self, inline: Any, total_heads: int) -> None:
+        """total_heads: of all ranks, for which there are slopes; `parallel.finish` keeps those of this rank."""
         super().__init__()
         self.query_key_value: nn.Module = inline.query_key_value
         self.dense: nn.Module = inline.dense
         self.num_heads: int = inline.num_heads
         self.head_dim: int = inline.head_dim
         self.layer_idx: int = inline.layer_idx
-        slopes = alibi_slopes(self.num_heads).to(inline.dense.weight.device)
+        slopes = alibi_slopes(total_heads).to(inline.dense.weight.device)
         self.options = AttentionOptions(scaling=self.head_dim**-0.5, alibi_slopes=slopes)
 
     def forward(self, hidden_states: Tensor, residual: Tensor, **_: object) -> tuple[Tensor, None]:
@@ -32,7 +33,7 @@ class BloomPagedAttention(PagedAttentionModule):
 def install(model: Any) -> None:
     """Replace every block's attention."""
     for block in model.transformer.h:
-        block.self_attention = BloomPagedAttention(block.self_attention)
+        block.self_attention = BloomPagedAttention(block.self_attention, model.config.num_attention_heads)
 
 
 def alibi_slopes(num_heads: int) -> Tensor:

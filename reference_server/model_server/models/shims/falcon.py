@@ -14,7 +14,8 @@ from reference_server.model_server.models.shims.bloom import alibi_slopes
 class FalconPagedAttention(PagedAttentionModule):
     """`FalconAttention` with the same weights and signature; ignores the alibi tensor and the mask."""
 
-    def __init__(self, inline: Any, use_alibi: bool) -> None:
+    def __init__(self, inline: Any, total_heads: int, use_alibi: bool) -> None:
+        """total_heads: of all ranks, for which there are slopes; `parallel.finish` keeps those of this rank."""
         super().__init__()
         self.query_key_value: nn.Module = inline.query_key_value
         self.dense: nn.Module = inline.dense
@@ -26,7 +27,7 @@ class FalconPagedAttention(PagedAttentionModule):
         if use_alibi:
             # Transformers rounds the slopes to bfloat16 and scales the bias with the scores. It also rounds each bias,
             # which makes distances past 256 tokens inexact; that is not reproduced.
-            slopes = alibi_slopes(self.num_heads).bfloat16().float() * self.options.scaling
+            slopes = alibi_slopes(total_heads).bfloat16().float() * self.options.scaling
             self.options = replace(self.options, alibi_slopes=slopes.to(inline.dense.weight.device))
 
     def forward(
@@ -44,13 +45,14 @@ class FalconPagedAttention(PagedAttentionModule):
             cos, sin = (part[0, :, None] for part in position_embeddings)
             query, key = query * cos + _rotated_half(query) * sin, key * cos + _rotated_half(key) * sin
         attended = self.paged(query, torch.stack((key, value), 1), self.options)
-        return self.dense(attended.reshape(hidden_states.shape)), None
+        return self.dense(attended.reshape(*hidden_states.shape[:-1], -1)), None
 
 
 def install(model: Any) -> None:
     """Replace every block's attention."""
+    config = model.config
     for block in model.transformer.h:
-        block.self_attention = FalconPagedAttention(block.self_attention, model.config.alibi)
+        block.self_attention = FalconPagedAttention(block.self_attention, config.num_attention_heads, config.alibi)
 
 
 def _rotated_half(heads: Tensor) -> Tensor:

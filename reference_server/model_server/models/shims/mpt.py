@@ -15,7 +15,8 @@ BIAS_MAX = 8.0
 class MptPagedAttention(PagedAttentionModule):
     """`MptAttention` with the same weights and signature; ignores the position bias and the mask."""
 
-    def __init__(self, inline: Any) -> None:
+    def __init__(self, inline: Any, total_heads: int) -> None:
+        """total_heads: of all ranks, for which there are slopes; `parallel.finish` keeps those of this rank."""
         super().__init__()
         self.Wqkv: nn.Module = inline.Wqkv
         self.out_proj: nn.Module = inline.out_proj
@@ -23,7 +24,7 @@ class MptPagedAttention(PagedAttentionModule):
         self.num_heads: int = inline.n_heads
         self.head_dim: int = inline.head_dim
         self.layer_idx: int = inline.layer_idx
-        slopes = alibi_slopes(self.num_heads).to(inline.out_proj.weight.device)
+        slopes = alibi_slopes(total_heads).to(inline.out_proj.weight.device)
         self.options = AttentionOptions(inline.softmax_scale, alibi_slopes=slopes)
 
     def forward(self, hidden_states: Tensor, **_: object) -> tuple[Tensor, None]:
@@ -32,7 +33,7 @@ class MptPagedAttention(PagedAttentionModule):
             fused = fused.clamp(min=-self.clip_qkv, max=self.clip_qkv)
         fused = fused.view(-1, 3, self.num_heads, self.head_dim)
         attended = self.paged(fused[:, 0], fused[:, 1:], self.options)
-        return self.out_proj(attended.reshape(hidden_states.shape)), None
+        return self.out_proj(attended.reshape(*hidden_states.shape[:-1], -1)), None
 
 
 def install(model: Any) -> None:
@@ -49,7 +50,7 @@ def install(model: Any) -> None:
         if is_configured:
             raise UnsupportedError(f"MPT with {feature} is not served: Transformers' class does not compute it")
     for block in model.transformer.blocks:
-        block.attn = MptPagedAttention(block.attn)
+        block.attn = MptPagedAttention(block.attn, model.config.n_heads)
     # The model requires a mask, and passes a four-dimensional one on unchanged.
     model.transformer.register_forward_pre_hook(_add_mask, with_kwargs=True)
 
