@@ -38,7 +38,7 @@ WINDOW = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
+class DecodeSpeed:
     """Tokens/s of the decode steps of one shape, one value a round; and their ratios to bfloat16 in the same rounds."""
 
     rows: int
@@ -58,11 +58,11 @@ class CacheResult:
     text_tokens: int
     kl_per_token: float
     perplexity: float
-    speeds: list[Speed]
+    speeds: list[DecodeSpeed]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CachePlan:
     """steps: decode steps of one measurement, after one that is not timed."""
 
     rows: Sequence[int]
@@ -85,7 +85,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.quick:
         args.models, args.contexts, args.rounds, args.text_tokens = ["tiny-llama"], [256], 3, WINDOW
-    plan = Plan(args.rows, args.contexts, args.rounds, args.steps, args.text_tokens)
+    plan = CachePlan(args.rows, args.contexts, args.rounds, args.steps, args.text_tokens)
     torch.set_num_threads(1)
     results = [result for model in args.models for result in measure(model, plan)]
     print(table(results))
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 @torch.no_grad()
-def measure(model: str, plan: Plan) -> list[CacheResult]:
+def measure(model: str, plan: CachePlan) -> list[CacheResult]:
     shapes = MeasurePlan(batches=tuple(plan.rows), contexts=tuple(plan.contexts), prefills=((1, WINDOW),) * 2)
     rigs: dict[CacheName, Rig] = {
         cache: Rig(model, shapes, load_format="auto", kv_cache_dtype=None if cache == "bfloat16" else cache)
@@ -118,8 +118,8 @@ def measure(model: str, plan: Plan) -> list[CacheResult]:
     return results
 
 
-def speeds_of(rigs: Mapping[CacheName, Rig], plan: Plan) -> dict[CacheName, list[Speed]]:
-    found: dict[CacheName, list[Speed]] = {cache: [] for cache in rigs}
+def speeds_of(rigs: Mapping[CacheName, Rig], plan: CachePlan) -> dict[CacheName, list[DecodeSpeed]]:
+    found: dict[CacheName, list[DecodeSpeed]] = {cache: [] for cache in rigs}
     for rows in plan.rows:
         for context in plan.contexts:
             rates: dict[CacheName, list[float]] = {cache: [] for cache in rigs}
@@ -130,7 +130,7 @@ def speeds_of(rigs: Mapping[CacheName, Rig], plan: Plan) -> dict[CacheName, list
                 print(f"{rows} rows of {context} tokens: round {turn + 1}", file=sys.stderr, flush=True)
             for cache, values in rates.items():
                 ratios = [own / plain for own, plain in zip(values, rates["bfloat16"], strict=True)]
-                found[cache].append(Speed(rows, context, values, ratios))
+                found[cache].append(DecodeSpeed(rows, context, values, ratios))
     return found
 
 
