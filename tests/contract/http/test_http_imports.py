@@ -20,7 +20,7 @@ async def main():
     files.load_template()
 
 asyncio.run(main())
-print(*sorted({"torch", "transformers", "huggingface_hub", "pandas", "locust"} & set(sys.modules)))
+print(*sorted({"torch", "transformers", "huggingface_hub", "pandas", "locust", "opentelemetry.sdk"} & set(sys.modules)))
 """
 
 

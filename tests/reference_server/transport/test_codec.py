@@ -3,6 +3,9 @@ import math
 from dataclasses import replace
 
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given, settings
 
 from reference_server.errors import ShardError
@@ -21,7 +24,7 @@ from reference_server.messages import (
 from reference_server.router.scheduling.blocks import FreeListAllocator
 from reference_server.transport import codec as codec_module
 from reference_server.transport.codec import WireCodec, expand_slots, flatten
-from reference_server.transport.wire_schema import load_schema
+from reference_server.transport.wire_schema import DESCRIPTOR_SET, load_schema
 from tests.reference_server.transport import wire_values as values
 from tests.reference_server.transport.wire_values import BLOCK_SIZE
 
@@ -185,6 +188,28 @@ def test_unset_extensions_are_not_sent():
 
     assert not message.parameters.HasField("presence_penalty")
     assert not message.stopping_parameters.HasField("min_new_tokens")
+    assert not message.HasField("traceparent")
+
+
+@SCHEMAS
+def test_a_shard_of_tgi_reads_a_traced_request_without_the_extension(schema):
+    traced = replace(plain_request(), traceparent=f"00-{1:032x}-{2:016x}-01")
+    message = WireCodec(schema).encode_prefill_request(Batch(1, (traced,)), None, BLOCK_SIZE)
+    files = FileDescriptorSet.FromString(DESCRIPTOR_SET.read_bytes())
+    pool = DescriptorPool()
+    for file in files.file:
+        for kind in file.message_type:
+            fields = [field for field in kind.field if field.number < 1000]
+            oneofs = {field.oneof_index for field in fields if field.HasField("oneof_index")}
+            del kind.field[:], kind.oneof_decl[max(oneofs, default=-1) + 1 :]
+            kind.field.extend(fields)
+        pool.Add(file)
+    theirs = GetMessageClass(pool.FindMessageTypeByName(message.DESCRIPTOR.full_name))
+
+    received = theirs.FromString(message.SerializeToString()).batch.requests[0]
+
+    assert (received.id, received.inputs) == (traced.id, flatten(traced.chunks))
+    assert not hasattr(received, "traceparent")
 
 
 def test_flat_prompt_inlines_images():
