@@ -29,6 +29,22 @@ communicate with gloo: results are correct, but sharding gives no speed.
 Several hosts share a model with `--num-nodes`, `--node-rank`, `--master-addr` and `--shard-addr` (docs/settings.md).
 """
 
+SPECULATORS = """
+`--speculate N` drafts by n-grams for every ragged family. A speculator drafts better; its checkpoint names its base
+model in `base_model_name_or_path`, which is downloaded and served with it:
+
+| heads | recognised by | weights |
+|---|---|---|
+| Medusa V1 | `medusa_num_heads` | `medusa_lm_head.safetensors` or `.pt`: blocks and an output matrix of each head |
+| Medusa V2 | the same | one block of each head, without output matrices |
+| MLP speculator | `model_type: mlp_speculator` | any weight files, with or without `tie_weights` and `scale_input` |
+
+Heads are served with every ragged family, quantized or not, with several shards and both schemas, and change no output.
+They are not quantized, and every shard holds all of them. Refused: more tokens than heads (`--speculate`), a base model
+of another tier, heads of other sizes than the base model's. Tokens without a draft are counted by reason in
+`tgi_undrafted_tokens`.
+"""
+
 GENERATION_DEFAULTS = """A model with `is_causal: false` in its config is refused as well.
 
 ## Settings of a model's files
@@ -70,7 +86,9 @@ def render_page() -> Iterator[str]:
     cells = [others, "", "padded or encoder-decoder, best effort", f"refused: {NOT_SHARDED['padded']}", "served"]
     yield f"| {' | '.join([*cells, REFUSED_ADAPTERS])} |"
     yield SHARDING
-    yield "## Refused models\n"
+    yield "## Drafts\n"
+    yield SPECULATORS.strip()
+    yield "\n## Refused models\n"
     yield "| `model_type` | reason |"
     yield "|---|---|"
     for model_type, reason in REFUSED.items():

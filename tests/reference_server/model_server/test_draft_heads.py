@@ -114,6 +114,19 @@ async def test_in_bfloat16_the_compiled_walk_gives_heads_what_the_head_reads() -
         shard.close()
 
 
+@pytest.mark.parametrize("quantize", ["eetq", "bitsandbytes-nf4", "fp8"])
+async def test_heads_of_a_quantized_model_change_no_token(quantize: str) -> None:
+    shards = [preset(name, dtype="float32", quantize=quantize) for name in ("tiny-llama", "tiny-llama-medusa")]
+    parameters, stopping = ChooserParameters(), StoppingParameters(NUM_TOKENS, ignore_eos_token=True)
+
+    expected, found = [await answers(shard, parameters, stopping) for shard in shards]
+
+    assert [each.ids for each in found] == [each.ids for each in expected]
+    assert num_accepted(found) > 0.4 * NUM_TOKENS * len(PROMPTS)
+    for shard in shards:
+        shard.close()
+
+
 @pytest.fixture(scope="module", params=["medusa-v1", "medusa-v2", "mlp-speculator"])
 def heads(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     base = save_tiny_model(tmp_path_factory.mktemp("llama"), "llama")
