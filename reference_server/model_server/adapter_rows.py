@@ -17,7 +17,7 @@ class AdapterRows:
 
     slots: [tokens] int64, `BASE` where a token uses none. order: [n] int64, the tokens with an adapter, those of one
     adapter together and in their order. starts: [groups + 1] int64, of each group in `order`. groups: [groups] int64,
-    the slot of each group.
+    the slot of each group. packed: the number of groups, then groups, starts and order, for the compiled kernel.
 
         slots    0 2 1 0 2
         order    2 | 1 4        starts  0 1 3        groups  1 2
@@ -27,6 +27,7 @@ class AdapterRows:
     order: IntArray
     starts: IntArray
     groups: IntArray
+    packed: IntArray
 
     @classmethod
     def of(cls, slots: IntArray) -> "AdapterRows | None":
@@ -37,7 +38,8 @@ class AdapterRows:
         order = order[np.count_nonzero(slots == BASE) :]
         ordered = slots[order]
         first = np.flatnonzero(np.diff(ordered, prepend=BASE))
-        return cls(slots, order, np.append(first, len(order)), ordered[first])
+        starts, groups = np.append(first, len(order)), ordered[first]
+        return cls(slots, order, starts, groups, np.concatenate(([len(groups)], groups, starts, order)))
 
     def select(self, index: IntArray) -> "AdapterRows | None":
         """Those of the tokens `index`, in that order."""

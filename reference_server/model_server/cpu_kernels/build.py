@@ -27,7 +27,15 @@ from reference_server.model_server.cpu_kernels import fakes
 logger = logging.getLogger(__name__)
 
 COMPILERS = ("c++", "g++", "clang++")
-SOURCES = ("linear.cpp", "attention.cpp", "elementwise.cpp", "walk.cpp", "integers.cpp", "integer_linear.cpp")
+SOURCES = (
+    "linear.cpp",
+    "attention.cpp",
+    "elementwise.cpp",
+    "walk.cpp",
+    "integers.cpp",
+    "integer_linear.cpp",
+    "adapters.cpp",
+)
 HEADERS = ("elements.h", "float8.h", "rows.h", "kernels.h", "integers.h")
 # The last flag selects torch's stable interface of 2.11, the oldest supported release.
 FLAGS = (

@@ -16,6 +16,8 @@ def register(operators: Any) -> None:
     for name in INTEGER_LINEARS:
         if hasattr(operators, name):
             torch.library.register_fake(f"reference_server_cpu::{name}")(_integer_linear)
+    if hasattr(operators, "adapters"):
+        torch.library.register_fake("reference_server_cpu::adapters")(_nothing)
     torch.library.register_fake("reference_server_cpu::attend_decode")(_like_the_query)
     torch.library.register_fake("reference_server_cpu::attend_prefill")(_like_the_query)
     torch.library.register_fake("reference_server_cpu::store")(_nothing)

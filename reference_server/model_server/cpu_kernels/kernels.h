@@ -42,6 +42,37 @@ struct Geometry {
 
 enum class Activation : int64_t { kSilu, kGeluTanh, kGeluErf, kRelu };
 
+// What an adapter adds to the outputs of one part of a site: `b`, packed as in linear.cpp, with `rank` inputs, which are
+// those from `first_rank` on of A's product.
+struct AdapterUpdate {
+  const void* packed;
+  int64_t rank, first_rank, outputs, first_output;
+};
+
+// One adapter's factors at a site: A, packed, has `ranks` outputs. A null `packed`: the adapter leaves the site as it is.
+struct AdapterFactors {
+  const void* packed;
+  int64_t ranks, inputs, parts;
+  AdapterUpdate updates[3];
+};
+
+// Rows of a step by adapter: those of group i are order[starts[i]] to order[starts[i + 1] - 1].
+struct AdapterGroups {
+  int64_t count;
+  const int64_t *slots, *starts, *order;
+};
+
+// From one array: the count, then slots, starts and order.
+inline AdapterGroups adapter_groups(const int64_t* packed) {
+  const int64_t count = packed[0];
+  return {count, packed + 1, packed + 1 + count, packed + 2 + 2 * count};
+}
+
+// Adds the updates of all adapters of a step to a site's result.
+void add_adapters(
+    const AdapterFactors* by_slot, const AdapterGroups& groups, const BFloat16* input, int64_t stride,
+    BFloat16* result, int64_t result_stride);
+
 // input: rows that lie `stride` apart. output: [rows, outputs].
 void multiply_rows(const Product& product, const BFloat16* input, int64_t stride, int64_t rows, BFloat16* output);
 

@@ -67,13 +67,25 @@ void add(T* values, const T* others, int64_t count) {
   for (int64_t i = 0; i < count; ++i) values[i] = from_float<T>(to_float(values[i]) + to_float(others[i]));
 }
 
-// One step's rows, and the rows between two kernels.
+// The products of a layer, in the order of their sites.
+enum Site { kQkv, kOutput, kUp, kDown, kSites };
+
+// One step's rows, and the rows between two kernels. factors: of the layer's sites by slot, `capacity` each, or null.
 struct Step {
   int64_t rows, size;
   const T* table;
   int64_t rotary_dim, table_stride;
   const int64_t *positions, *slots, *block_table, *lengths;
   T *hidden, *normed, *delta, *qkv, *attended, *up, *activated;
+  const AdapterFactors* factors = nullptr;
+  int64_t capacity = 0;
+  AdapterGroups groups{};
+
+  // A product, with the updates of the adapters.
+  void multiply(const Product& product, Site site, const T* input, int64_t stride, T* output) {
+    multiply_rows(product, input, stride, rows, output);
+    if (factors) add_adapters(factors + site * capacity, groups, input, stride, output, product.outputs);
+  }
 
   void add_norm(const T* added, const Norm<T>& norm, T* output) {
     add_norm_rows(hidden, size, added, size, norm, rows, size, output);
@@ -91,7 +103,7 @@ struct Step {
   void attend(const Layer& layer) {
     const Geometry& g = layer.geometry;
     const int64_t width = layer.qkv.outputs, queries = g.num_heads * g.head_dim, keys = g.num_kv_heads * g.head_dim;
-    multiply_rows(layer.qkv, normed, size, rows, qkv);
+    multiply(layer.qkv, kQkv, normed, size, qkv);
     if (layer.query_norm.weight && layer.key_norm.weight) {
       norm_heads_of<T>(
           {qkv, rows, width, g.num_heads, g.head_dim, g.head_dim}, layer.query_norm.weight, layer.query_norm.epsilon);
@@ -114,7 +126,7 @@ struct Step {
       case CacheType::kE5M2:
         store_and_attend(layer, static_cast<E5M2*>(layer.cache), keys);
     }
-    multiply_rows(layer.output, attended, queries, rows, delta);
+    multiply(layer.output, kOutput, attended, queries, delta);
   }
 
   template <typename C>
@@ -130,9 +142,9 @@ struct Step {
 
   // From `normed` to `output`.
   void mlp(const Layer& layer, T* output) {
-    multiply_rows(layer.up, normed, size, rows, up);
+    multiply(layer.up, kUp, normed, size, up);
     activate<T>(layer.activation, up, rows, layer.down.inputs, layer.is_gated, activated);
-    multiply_rows(layer.down, activated, layer.down.inputs, rows, output);
+    multiply(layer.down, kDown, activated, layer.down.inputs, output);
   }
 
   void run(const Layer& layer, bool is_first) {
@@ -164,10 +176,11 @@ const Record* records(const Tensor& bytes) {
 // hidden: [rows, size], overwritten. layers, end: bytes of the structures above, whose addresses stay valid during the
 // call; the caches of the layers are written. rotary: [positions, 2, rotary_dim]. positions, slots, seqlen_k: [rows]
 // int64. block_table: [rows, blocks] int64. kept: [rows, size], gets the normed hidden states that the head reads.
-// Returns [rows, vocab_size], or [rows, size] without a head.
+// factors: [4 * layers, slots] AdapterFactors as bytes; groups: as in `adapter_groups`; both or neither. Returns [rows, vocab_size], or [rows, size] without a head.
 Tensor walk(
     Tensor hidden, Tensor layers, Tensor end, std::optional<Tensor> rotary, Tensor positions, Tensor slots,
-    Tensor block_table, Tensor seqlen_k, std::optional<Tensor> kept) {
+    Tensor block_table, Tensor seqlen_k, std::optional<Tensor> kept, std::optional<Tensor> factors,
+    std::optional<Tensor> groups) {
   static thread_local Scratch scratch;
   const Layer* layer = records<Layer>(layers);
   const End* last = records<End>(end);
@@ -188,7 +201,17 @@ Tensor walk(
   const auto part = [&](int64_t width) { return std::exchange(room, room + rows * width); };
   step.hidden = data<T>(hidden), step.normed = part(size), step.delta = part(size), step.qkv = part(qkv);
   step.attended = part(attended), step.up = part(up), step.activated = part(activated);
-  for (int64_t i = 0; i < count; ++i) step.run(layer[i], i == 0);
+  const AdapterFactors* adapters = nullptr;
+  if (factors.has_value() && groups.has_value()) {
+    const int64_t records = factors->numel() / int64_t(sizeof(AdapterFactors));
+    STD_TORCH_CHECK(records % (kSites * count) == 0, "the table of adapters has another layout");
+    adapters = data<AdapterFactors>(*factors);
+    step.capacity = records / (kSites * count), step.groups = adapter_groups(data<int64_t>(*groups));
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    step.factors = adapters ? adapters + i * kSites * step.capacity : nullptr;
+    step.run(layer[i], i == 0);
+  }
   const bool has_head = last->head.packed;
   Tensor output = torch::stable::new_empty(hidden, {rows, has_head ? last->head.outputs : size});
   T* normed = !has_head ? data<T>(output) : kept.has_value() ? data<T>(*kept) : step.normed;
@@ -202,7 +225,7 @@ Tensor walk(
 STABLE_TORCH_LIBRARY_FRAGMENT(reference_server_cpu, library) {
   library.def(
       "walk(Tensor(a!) hidden, Tensor layers, Tensor end, Tensor? rotary, Tensor positions, Tensor slots, Tensor "
-      "block_table, Tensor seqlen_k, Tensor(b!)? kept) -> Tensor");
+      "block_table, Tensor seqlen_k, Tensor(b!)? kept, Tensor? factors, Tensor? groups) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(reference_server_cpu, CPU, library) {

@@ -22,7 +22,7 @@ from reference_server.model_server.forward.self_check import distance_from_alone
 from reference_server.model_server.kv_cache import KVScales, LayerShape
 from reference_server.model_server.models import fuse, hooks, rotary
 from reference_server.model_server.models.adapters.install import install
-from reference_server.model_server.models.adapters.products import TorchProduct
+from reference_server.model_server.models.adapters.products import product_for
 from reference_server.model_server.models.adapters.site import Sites
 from reference_server.model_server.models.adapters.slots import AdapterLimits, AdapterSlots
 from reference_server.model_server.models.compiled_walk import Undescribed
@@ -166,7 +166,8 @@ def _adapters(
 ) -> AdapterSlots:
     """The places of adapters in a prepared model; none is loaded yet."""
     weight = loaded.model.get_input_embeddings().weight
-    sites = Sites(state, loaded.linears, TorchProduct(), torch.empty(0, dtype=loaded.dtype, device=weight.device))
+    like = torch.empty(0, dtype=loaded.dtype, device=weight.device)
+    sites = Sites(state, loaded.linears, product_for(like, loaded.linears.values()), like)
     if decoder is None:
         install(loaded.model, sites)
     else:

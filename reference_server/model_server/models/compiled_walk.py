@@ -18,6 +18,8 @@ from reference_server.model_server.attention.kernel import AttentionOptions
 from reference_server.model_server.attention.paged import PagedLayer
 from reference_server.model_server.cpu_kernels import build
 from reference_server.model_server.kv_cache import KVCache
+from reference_server.model_server.models.adapters.products import CompiledProduct
+from reference_server.model_server.models.adapters.site import AdapterProduct
 from reference_server.model_server.models.operators import Norm
 from reference_server.model_server.models.packed_linear import panels_of
 from reference_server.model_server.models.walk import Activation, FusedLayer, Heads, Linear
@@ -61,14 +63,22 @@ class Undescribed(Exception):
 class CompiledWalk:
     """The decode steps of one decoder."""
 
-    def __init__(self, layers: Sequence[FusedLayer], heads: Heads, norm: Norm, head: Linear) -> None:
-        """Raises Undescribed."""
+    def __init__(
+        self,
+        layers: Sequence[FusedLayer],
+        heads: Heads,
+        norm: Norm,
+        head: Linear,
+        adapters: AdapterProduct | None = None,
+    ) -> None:
+        """adapters: the product that adapters use; its sites are the products of the layers. Raises Undescribed."""
         kernels = build.kernels()
         if kernels is None or not hasattr(kernels, "walk"):
             raise Undescribed("there is no compiled bfloat16 product")
         self._operator = kernels.walk.default
         # The table has addresses, so what it names must live as long.
         self._kept: list[object] = [layers, norm, head]
+        self._adapters = adapters if isinstance(adapters, CompiledProduct) else None
         self._attention = [_paged(layer) for layer in layers]
         self._state = self._attention[0].state
         self._layers = np.zeros(len(layers), LAYER)
@@ -87,9 +97,9 @@ class CompiledWalk:
         self._table: Tensor
 
     def takes_step(self) -> bool:
-        """Whether every row of the step in progress computes one token, without an adapter."""
+        """Whether every row of the step in progress computes one token, with compiled adapters if with any."""
         step = self._state.step
-        if step is None or step.adapters is not None:
+        if step is None or (step.adapters is not None and self._adapters is None):
             return False
         return step.metadata.num_single_rows == step.metadata.num_rows
 
@@ -105,9 +115,12 @@ class CompiledWalk:
         if cache is not self._cache():
             self._attach(cache)
         tensors = step.tensors
+        factors = groups = None
+        if self._adapters is not None and step.adapters is not None:
+            factors, groups = self._adapters.table, torch.from_numpy(step.adapters.rows.packed)
         result: Tensor = self._operator(
             *(hidden, self._table, self._end, rotary, positions),
-            *(tensors.slots, tensors.block_table, tensors.seqlen_k, kept),
+            *(tensors.slots, tensors.block_table, tensors.seqlen_k, kept, factors, groups),
         )
         return result
 

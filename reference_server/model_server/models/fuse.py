@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reference_server.model_server.models.adapters.site import Sites, adapted
+from reference_server.model_server.models.adapters.site import AdapterProduct, Sites, adapted
 from reference_server.model_server.models.compiled_walk import CompiledWalk
 from reference_server.model_server.models.fused_linear import (
     can_stack,
@@ -79,6 +79,7 @@ class FusedDecoder:
         self._fused = [_fuse_layer(layer, layout, heads, keep) for layer in layers]
         self._heads = heads
         self._layout = layout
+        self._adapters: AdapterProduct | None = None
         self._walk = Walk(self._fused, heads, self._operators)
         self._compiled: CompiledWalk | None = None
         self.kept: HiddenStates | None = None
@@ -93,7 +94,8 @@ class FusedDecoder:
         self.added_bytes = weight.nbytes if is_tied and can_pack(weight) else 0
 
     def adapt(self, sites: Sites) -> None:
-        """Let adapters add to the products of the layers."""
+        """Let adapters add to the products of the layers. The sites are those of the compiled walk, in its order."""
+        self._adapters = sites.product
         layout, inner = self._layout, f"{self._layout.inner}.{self._layout.layers}"
         last = len(self._fused) - 1
         order = functools.partial(heads_in_order, self._heads.num_heads) if layout.by_head else None
@@ -118,7 +120,7 @@ class FusedDecoder:
 
     def compile_walk(self) -> None:
         """Compute decode steps with one operator from here on; raises Undescribed if it cannot."""
-        self._compiled = CompiledWalk(self._fused, self._heads, self._norm, self.head)
+        self._compiled = CompiledWalk(self._fused, self._heads, self._norm, self.head, self._adapters)
 
     def __call__(self, input_ids: Tensor, positions: Tensor, logits_index: Tensor | None, max_position: int) -> Tensor:
         return self.logits(self.embed(input_ids), positions, logits_index, max_position)

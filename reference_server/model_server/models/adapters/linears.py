@@ -24,6 +24,10 @@ class AdaptableLinear:
     input_cut: Cut | None = None
 
     @property
+    def own_inputs(self) -> int:
+        return self.inputs if self.input_cut is None else self.input_cut.size
+
+    @property
     def own_outputs(self) -> int:
         return self.outputs if self.output_cut is None else self.output_cut.size
 

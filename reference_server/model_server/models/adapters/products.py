@@ -1,30 +1,105 @@
-"""The products of adapters in plain torch: the reference of the compiled and the Triton kernels."""
+"""The products of adapters: plain torch, the reference, and the compiled CPU kernel (cpu_kernels/adapters.cpp)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reference_server.model_server.models.adapters.site import SiteFactors
+from reference_server.model_server.cpu_kernels import build
+from reference_server.model_server.models.adapters.linears import AdaptableLinear
+from reference_server.model_server.models.adapters.site import AdapterProduct, SiteFactors
+from reference_server.model_server.models.packed_linear import in_panels
 from reference_server.model_server.step_state import AdapterSegments
+
+# The structures of kernels.h.
+UPDATE = np.dtype([(name, "i8") for name in ("packed", "rank", "first_rank", "outputs", "first_output")])
+FACTORS = np.dtype([(name, "i8") for name in ("packed", "ranks", "inputs", "parts")] + [("updates", UPDATE, (3,))])
+
+
+def product_for(like: Tensor, linears: Iterable[AdaptableLinear]) -> AdapterProduct:
+    """The fastest product for weights of this type and device."""
+    compiled = build.kernels() if like.device.type == "cpu" and like.dtype == torch.bfloat16 else None
+    is_even = all(linear.own_inputs % 2 == 0 for linear in linears)
+    if compiled is not None and hasattr(compiled, "adapters") and is_even:
+        return CompiledProduct(compiled)
+    return TorchProduct()
 
 
 class TorchProduct:
-    """One group of tokens after the other, two products for each part."""
+    """One group of tokens after the other, a product with A and one with B for each part."""
 
     name = "torch"
 
-    def place(self, factors: SiteFactors) -> SiteFactors:
-        return factors
+    def __init__(self) -> None:
+        self._factors: dict[tuple[int, int], SiteFactors] = {}
 
-    def add(self, placed: Sequence[Any | None], segments: AdapterSegments, rows: Tensor, result: Tensor) -> None:
+    def put(self, site: int, slot: int, factors: SiteFactors | None) -> None:
+        if factors is None:
+            self._factors.pop((site, slot), None)
+        else:
+            self._factors[site, slot] = factors
+
+    def add(self, site: int, segments: AdapterSegments, rows: Tensor, result: Tensor) -> None:
         starts = segments.rows.starts.tolist()
         for number, slot in enumerate(segments.rows.groups.tolist()):
-            factors = placed[slot] if slot < len(placed) else None
+            factors = self._factors.get((site, slot))
             if factors is None:
                 continue
             index = segments.order[starts[number] : starts[number + 1]]
             shrunk = F.linear(rows.index_select(0, index), factors.a)
             for update in factors.updates:
                 result[:, update.outputs].index_add_(0, index, F.linear(shrunk[:, update.ranks], update.b))
+
+
+class CompiledProduct:
+    """All groups in one operator. The table has the factors of all sites and slots; the compiled walk reads it too."""
+
+    name = "compiled"
+
+    def __init__(self, operators: Any) -> None:
+        self._operator = operators.adapters.default
+        self._table = np.zeros((0, 0), FACTORS)
+        self._tensors: dict[tuple[int, int], list[Tensor]] = {}
+        self._rows: list[Tensor] = []
+        self.table = torch.empty(0, dtype=torch.uint8)
+        """[sites, slots] FACTORS as bytes."""
+
+    def put(self, site: int, slot: int, factors: SiteFactors | None) -> None:
+        self._grow(site + 1, slot + 1)
+        self._table[site, slot] = np.zeros((), FACTORS)
+        self._tensors.pop((site, slot), None)
+        if factors is not None:
+            self._tensors[site, slot] = self._describe(self._table[site, slot : slot + 1], factors)
+
+    def add(self, site: int, segments: AdapterSegments, rows: Tensor, result: Tensor) -> None:
+        self._operator(result, rows, self._rows[site], torch.from_numpy(segments.rows.packed))
+
+    def _describe(self, record: Any, factors: SiteFactors) -> list[Tensor]:
+        """Write a record of the table; returns the tensors whose addresses it has. Ranks are padded to even numbers."""
+        ranks, kept = [], []
+        first_rank = 0
+        for number, update in enumerate(factors.updates):
+            odd = update.b.shape[1] % 2
+            b = in_panels(F.pad(update.b, (0, odd)))
+            ranks.append(F.pad(factors.a[update.ranks], (0, 0, 0, odd)))
+            outputs, rank = update.b.shape
+            record["updates"][0, number] = (b.data_ptr(), rank + odd, first_rank, outputs, update.first_output)
+            first_rank += rank + odd
+            kept.append(b)
+        a = in_panels(torch.cat(ranks))
+        record["packed"], record["ranks"], record["inputs"] = a.data_ptr(), first_rank, factors.a.shape[1]
+        record["parts"] = len(factors.updates)
+        return [a, *kept]
+
+    def _grow(self, sites: int, slots: int) -> None:
+        shape = self._table.shape
+        if sites <= shape[0] and slots <= shape[1]:
+            return
+        grown = np.zeros((max(sites, shape[0]), max(slots, 2 * shape[1])), FACTORS)
+        grown[: shape[0], : shape[1]] = self._table
+        self._table = grown
+        self.table = torch.from_numpy(grown.view(np.uint8))
+        self._rows = list(self.table)

@@ -54,15 +54,12 @@ class AdapterProduct(Protocol):
 
     name: str
 
-    def place(self, factors: SiteFactors) -> Any:
-        """The factors in the form that `add` reads."""
+    def put(self, site: int, slot: int, factors: SiteFactors | None) -> None:
+        """Keep an adapter's factors at a site, or forget them."""
         ...
 
-    def add(self, placed: Sequence[Any | None], segments: AdapterSegments, rows: Tensor, result: Tensor) -> None:
-        """placed: by slot, None where an adapter leaves the site as it is.
-
-        rows: [tokens, inputs]; result: [tokens, outputs].
-        """
+    def add(self, site: int, segments: AdapterSegments, rows: Tensor, result: Tensor) -> None:
+        """rows: [tokens, inputs]; result: [tokens, outputs]."""
         ...
 
 
@@ -89,10 +86,16 @@ class Site:
     """One product of this rank. is_kept: it sees the tokens that the head needs, not all tokens of the step."""
 
     def __init__(
-        self, state: StepState, parts: Sequence[Part], product: AdapterProduct, like: Tensor, is_kept: bool
+        self,
+        number: int,
+        state: StepState,
+        parts: Sequence[Part],
+        product: AdapterProduct,
+        like: Tensor,
+        is_kept: bool,
     ) -> None:
         self.parts = tuple(parts)
-        self.placed: list[Any | None] = [None]
+        self._number = number
         self._state = state
         self._product = product
         self._like = like
@@ -113,8 +116,7 @@ class Site:
 
     def put(self, slot: int, factors: SiteFactors | None) -> None:
         """Set or clear the factors of a slot."""
-        self.placed.extend([None] * (slot + 1 - len(self.placed)))
-        self.placed[slot] = None if factors is None else self._product.place(factors)
+        self._product.put(self._number, slot, factors)
 
     def add(self, rows: Tensor, result: Tensor) -> None:
         """Add the updates of the step in progress. rows: [..., inputs]; result: [..., outputs], contiguous."""
@@ -122,7 +124,7 @@ class Site:
         segments = None if step is None else step.kept_adapters if self._is_kept else step.adapters
         if segments is not None:
             inputs, outputs = rows.shape[-1], result.shape[-1]
-            self._product.add(self.placed, segments, rows.reshape(-1, inputs), result.view(-1, outputs))
+            self._product.add(self._number, segments, rows.reshape(-1, inputs), result.view(-1, outputs))
 
 
 class AdaptedLinear:
@@ -168,6 +170,6 @@ class Sites:
         for name in names:
             parts.append(Part(name, self.linears[name], first_output, order))
             first_output += self.linears[name].own_outputs
-        site = Site(self._state, parts, self.product, self._like, is_kept)
+        site = Site(len(self.all), self._state, parts, self.product, self._like, is_kept)
         self.all.append(site)
         return site
