@@ -57,6 +57,24 @@ SPECULATORS = (Preset("tiny-llama-medusa", "four Medusa heads, trained to draft 
 """Heads, whose config names the model that they are served with."""
 
 
+ADAPTERS = ("exclaim", "bullets")
+"""LoRA adapters of `tiny-llama`: sentences end with an exclamation mark, or are lines that begin with a dash."""
+
+
+def find_adapter(location: str) -> Path | None:
+    """The directory of the built-in adapter that `preset:NAME` names; None for any other location.
+
+    Raises UnsupportedError, listing the names there are, for a `preset:` name that is not one of them.
+    """
+    if not location.startswith(PREFIX):
+        return None
+    name = location.removeprefix(PREFIX)
+    if name in ADAPTERS:
+        return _ROOT / "adapters" / name
+    names = ", ".join(PREFIX + each for each in ADAPTERS)
+    raise UnsupportedError(f"there is no built-in adapter {location!r}; there are {names}")
+
+
 def find(model_id: str) -> Preset | None:
     """The preset that `preset:NAME` names; None for any other kind of model id.
 

@@ -12,6 +12,7 @@ from reference_server.json_files import read_json
 from reference_server.model_server.adapter_rows import BASE
 from reference_server.model_server.models.adapters.site import Site, Sites
 from reference_server.model_server.weights.adapter import Adapter, find_file
+from reference_server.presets import catalog
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +150,9 @@ class AdapterSlots:
 
 def locate(source: AdapterSource, cache: Path | None) -> Path:
     """The directory of an adapter's files. Raises StartupError."""
+    preset = catalog.find_adapter(source.location)
+    if preset is not None:
+        return preset
     patterns = ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"]
     try:
         return model_files.locate(source.location, source.revision, cache, patterns).directory
