@@ -93,7 +93,8 @@ class GrpcChannel:
                 f"the model server at {self.address} cannot be reached: it closed the connection"
             )
         try:
-            reply = await self._stubs[method](request)
+            metadata = trace_metadata(request) if method == "Prefill" else None
+            reply = await self._stubs[method](request, metadata=metadata)
             self._is_connected = True
             return reply
         except grpc.aio.AioRpcError as error:
@@ -131,6 +132,13 @@ class GrpcChannel:
         if error.code() in LOST:
             return ShardConnectionError(f"the model server at {self.address} cannot be reached: {details}")
         return ShardError(details)
+
+
+def trace_metadata(request: Message) -> tuple[tuple[str, str]] | None:
+    """The trace parent of a prefill's first traced request. Shards of TGI read it from the metadata of a call."""
+    traced = (each.traceparent for each in request.batch.requests if each.HasField("traceparent"))
+    first = next(traced, None)
+    return None if first is None else (("traceparent", first),)
 
 
 def _keepalive(limit_s: float) -> tuple[tuple[str, int], ...]:

@@ -147,3 +147,38 @@ async def test_request_that_the_wire_cannot_carry_is_a_shard_error(tmp_path, req
         with pytest.raises(ShardError, match="a request cannot be sent"):
             await group.prefill(Batch(1, (request,)))
         await group.health()
+
+
+class _Metadata(grpc.aio.ServerInterceptor):
+    """The trace parents in the metadata of each method's calls."""
+
+    def __init__(self) -> None:
+        self.parents: dict[str, list[str]] = {}
+
+    async def intercept_service(self, continuation, details):
+        found = [value for key, value in details.invocation_metadata if key == "traceparent"]
+        self.parents.setdefault(details.method.rpartition("/")[2], []).extend(found)
+        return await continuation(details)
+
+
+@pytest.mark.parametrize("version", ["v2", "v3"])
+async def test_a_prefill_over_grpc_has_its_trace_parent_where_tgi_reads_it(tmp_path, version):
+    parent = f"00-{1:032x}-{2:016x}-01"
+    metadata = _Metadata()
+    (url,) = socket_urls(tmp_path)
+    server = grpc.aio.server(interceptors=[metadata])
+    server.add_generic_rpc_handlers([ShardService(ScriptedShard(), [url]).handlers(load_schema(version))])
+    server.add_insecure_port(url.replace("unix://", "unix:"))
+    await server.start()
+    shard = RemoteShard(await GrpcChannel.open(url, version))
+    plain = Request(1, ("plain",), 8, ChooserParameters(), StoppingParameters(max_new_tokens=4))
+
+    await shard.prefill(Batch(1, (plain,)))
+    result = await shard.prefill(Batch(2, (replace(plain, id=2), replace(plain, id=3, traceparent=parent))))
+    assert result.batch is not None
+    await shard.decode([result.batch])
+    await shard.close()
+    await server.stop(None)
+
+    assert metadata.parents["Prefill"] == [parent]
+    assert metadata.parents["Decode"] == []
