@@ -154,6 +154,11 @@ def test_a_finished_study_is_exported_in_every_format_and_reported(server, tmp_p
         assert cli.main([*jobs, *words]) == 2
         assert message in capsys.readouterr().err
     assert cli.main(["report", "--study", "s"]) == 0
+    assert cli.main(["dashboard", "--study", "s", "--write-only", "--json"]) == 0
+    opened = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert opened["folder"] == "studies/s/dashboard"
+    assert {path.name for path in (tmp_path / opened["folder"]).iterdir()} == {"artifacts", "study.log"}
+    assert list((tmp_path / opened["folder"] / "artifacts").iterdir())
     html = (tmp_path / "studies/s/report.html").read_text()
     assert "Change the settings" in html
     assert "with preset:tiny-llama · 4 configurations tried" in html
