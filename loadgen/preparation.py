@@ -92,7 +92,7 @@ def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) 
     try:
         check_adapters(config, control, facts)
         counter = open_counter(config, control, facts) if workload.needs_vocabulary(config) else None
-        vocabulary = make_vocabulary(counter) if counter is not None else None
+        vocabulary = vocabulary_of(target, counter, facts.api) if counter is not None else None
         estimate = length_estimate(counter, vocabulary, config.text_key) if counter and vocabulary else None
         answer_tokens = _answer_tokens(config, control, facts)
         with open_metrics_sources([target.url], target.access, config.metrics_url) as sources:
@@ -255,6 +255,16 @@ def _length_check(work: Workload, counter: TokenCounter | None) -> LengthCheck |
     if counter is None or counter.is_costly:
         return None
     return check_lengths(work.first(CHECKED_PROMPTS), counter)
+
+
+def vocabulary_of(target: Target, counter: TokenCounter, api: str) -> Vocabulary:
+    """The words of prompts; made once for each launch of a server, whose tokenizer stays the same."""
+    if target.process is None:
+        return make_vocabulary(counter)
+    key = f"{api} {counter.source} {counter.digest}"
+    if key not in target.vocabularies:
+        target.vocabularies[key] = make_vocabulary(counter)
+    return target.vocabularies[key]
 
 
 def make_vocabulary(counter: TokenCounter) -> Vocabulary:

@@ -31,6 +31,7 @@ from loadgen.target.server_kind import (
     is_messages_error,
 )
 from loadgen.workloads.prompt import Prompt, ServerLimits
+from loadgen.workloads.vocabulary import Vocabulary
 from loadgen.workloads.workload import check_files
 
 POLL_S = 0.05
@@ -89,7 +90,10 @@ class StartUp:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server that answers. `launch_argv` is the command that started it, `launch_chosen` the part we added to it."""
+    """A server that answers. `launch_argv` is the command that started it, `launch_chosen` the part we added to it.
+
+    vocabularies: the words of prompts by the source of their token counts, for later runs on the same process.
+    """
 
     url: str
     access: Access = NO_ACCESS
@@ -97,6 +101,7 @@ class Target:
     launch_chosen: tuple[str, ...] = ()
     process: LaunchedProcess | None = None
     start_up: StartUp | None = None
+    vocabularies: dict[str, Vocabulary] = field(default_factory=dict, compare=False, repr=False)
 
     def control(self) -> ControlClient:
         return ControlClient(self.url, self.access)

@@ -7,10 +7,18 @@ from tokenizers.trainers import BpeTrainer
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
-from loadgen.preparation import check_lengths, choose_length_control, make_vocabulary, open_counter
+from loadgen.preparation import (
+    TokenCounter,
+    check_lengths,
+    choose_length_control,
+    make_vocabulary,
+    open_counter,
+    vocabulary_of,
+)
 from loadgen.target.control import ControlClient
+from loadgen.target.launch import LaunchedProcess
 from loadgen.target.server_kind import OWN, TGI
-from loadgen.target.target import TargetFacts
+from loadgen.target.target import Target, TargetFacts
 from loadgen.workloads.prompt import Prompt
 from tests.support.servers.stream_server import stream_server
 
@@ -51,6 +59,28 @@ def test_prompts_have_their_exact_length_under_a_real_tokenizer(tokenizer_file):
 
     assert (length_check.checked, length_check.largest_error) == (5, 0)
     assert counter.digest is not None
+
+
+def test_the_words_of_prompts_are_counted_once_for_each_launch_of_a_server(tmp_path):
+    counts = []
+
+    def count(text):
+        counts.append(text)
+        return len(text.split())
+
+    counter = TokenCounter(count, "/tokenize")
+    launched = Target("http://127.0.0.1:9", process=LaunchedProcess(["true"], tmp_path / "log"))
+    running = Target("http://127.0.0.1:9")
+
+    first = vocabulary_of(launched, counter, "tgi")
+    once = len(counts)
+    assert vocabulary_of(launched, counter, "tgi") is first
+    assert len(counts) == once > 0
+    # Another API may add other tokens, and a server that ran before may be another one by now.
+    vocabulary_of(launched, counter, "openai-chat")
+    vocabulary_of(running, counter, "tgi")
+    vocabulary_of(running, counter, "tgi")
+    assert len(counts) == 4 * once
 
 
 def test_a_tokenizer_is_found_in_its_directory(tokenizer_file):
