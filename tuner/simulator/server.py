@@ -110,8 +110,8 @@ def slot_rule(options: Mapping[str, Any]) -> SlotRule:
 class KvPool:
     """The number of K/V tokens that fit in memory, fitted to launches.
 
-    tokens = levels[scheme] + per_fraction * cuda_memory_fraction - per_prefill_token[scheme] * prefill budget. The
-    scheme is the value of `quantize`.
+    tokens * element bytes = levels[scheme] + per_fraction * cuda_memory_fraction - per_prefill_token[scheme] * prefill
+    budget. The scheme is the value of `quantize`; the bytes are those of a number in the cache.
     """
 
     levels: Mapping[str, float]
@@ -144,7 +144,15 @@ class KvPool:
         scheme = scheme_of(settings)
         level = self.levels.get(scheme, max(self.levels.values()))
         per_token = self.per_prefill_token.get(scheme, max(self.per_prefill_token.values()))
-        return max(0, int(level + self.per_fraction * fraction - per_token * budget))
+        size = level + self.per_fraction * fraction - per_token * budget
+        return max(0, int(size / element_bytes(settings)))
+
+
+def element_bytes(settings: Mapping[str, Any]) -> int:
+    """Bytes of a number in the K/V cache."""
+    if str(settings.get("kv_cache_dtype") or "").startswith("fp8"):
+        return 1
+    return 4 if settings.get("dtype") == "float32" else 2
 
 
 def scheme_of(settings: Mapping[str, Any]) -> str:
@@ -161,10 +169,12 @@ def _budget(server: SimulatedServer) -> float:
 
 
 def _tokens(server: SimulatedServer) -> float:
-    return float(server.options["max_batch_total_tokens"])
+    """The K/V tokens, times the bytes of a number."""
+    return float(server.options["max_batch_total_tokens"]) * element_bytes(server.settings)
 
 
-# K/V tokens in the whole memory, and by scheme the K/V tokens that one token of the prefill budget costs.
+# K/V tokens in the whole memory, and by scheme the K/V tokens that one token of the prefill budget costs; both times
+# the bytes of a number.
 PoolCosts = tuple[float, dict[str, float]]
 
 

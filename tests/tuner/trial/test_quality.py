@@ -59,6 +59,14 @@ def test_the_guard_is_not_used_for_equal_weights(tmp_path, settings):
     assert answers.asked == []
 
 
+@pytest.mark.parametrize(("cache", "answered"), [("fp8_e4m3fn", 2), ("auto", 0)])
+def test_a_finalist_with_an_eight_bit_cache_is_compared(tmp_path, cache, answered):
+    answers = Answers(OURS)
+
+    assert guard_with(answers, tmp_path)(finalist(kv_cache_dtype=cache)) is None
+    assert len(answers.asked) == answered
+
+
 def test_random_weights_turn_the_guard_off_with_a_reason(tmp_path):
     baseline = TrialResult(0, {"model_id": "preset:llama-125m"}, "measured", 100.0)
     answers = Answers([[9]])

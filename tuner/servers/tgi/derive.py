@@ -157,7 +157,7 @@ def _memory_reason(
 ) -> str | None:
     if facts is None or facts.weight_bytes is None:
         return None
-    bytes_per_token = cache_bytes_per_token(facts, is_cpu=not devices.gpus)
+    bytes_per_token = cache_bytes_per_token(facts, is_cpu=not devices.gpus, fixed=fixed)
     held = parameter.low * device_bytes(fixed, devices) - _weights(facts, devices)
     tokens = int(held / bytes_per_token) if held > 0 and bytes_per_token else 0
     limit = fixed.get("max_batch_total_tokens")
@@ -184,11 +184,12 @@ def device_bytes(fixed: Mapping[str, Any], devices: Devices) -> float:
     return min(DEFAULT_CPU_GIB * GIB, half)
 
 
-def cache_bytes_per_token(facts: ModelFacts, *, is_cpu: bool) -> int:
-    """K/V bytes of one token. A number has four bytes on a CPU and two on a GPU."""
+def cache_bytes_per_token(facts: ModelFacts, *, is_cpu: bool, fixed: Mapping[str, Any]) -> int:
+    """K/V bytes of one token. A number has four bytes on a CPU, two on a GPU, one if a fixed type has 8 bits."""
     if facts.num_kv_heads is None or facts.head_dim is None or facts.num_layers is None:
         return 0
-    return 2 * facts.num_kv_heads * facts.head_dim * facts.num_layers * (4 if is_cpu else 2)
+    width = 1 if str(fixed.get("kv_cache_dtype") or "").startswith("fp8") else 4 if is_cpu else 2
+    return 2 * facts.num_kv_heads * facts.head_dim * facts.num_layers * width
 
 
 def _weights(facts: ModelFacts, devices: Devices) -> int:

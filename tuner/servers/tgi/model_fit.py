@@ -58,9 +58,9 @@ class DecoderSize:
         """K/V heads on each of `count` GPUs. With fewer heads than GPUs, a head is on several GPUs."""
         return max(1, self.num_kv_heads // count)
 
-    def kv_bytes_per_token(self, count: int = 1) -> int:
-        """K/V bytes of one token on each of `count` GPUs."""
-        return 2 * self.kv_heads_of(count) * self.head_dim * self.num_layers * self.width
+    def kv_bytes_per_token(self, count: int = 1, *, has_float8: bool = False) -> int:
+        """K/V bytes of one token on each of `count` GPUs. has_float8: with an eight-bit `kv_cache_dtype`."""
+        return 2 * self.kv_heads_of(count) * self.head_dim * self.num_layers * (1 if has_float8 else self.width)
 
     def weight_bytes(self, method: WeightMethod, count: int = 1) -> int:
         """Bytes of the weights on each of `count` GPUs."""

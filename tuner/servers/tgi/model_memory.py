@@ -23,7 +23,8 @@ def memory_of(settings: Mapping[str, Any], *, has_gpus: bool) -> ModelMemory | N
         return None
     method = methods.get(str(settings.get("quantize")), next(iter(methods.values()), METHODS[0]))
     kv_tokens = 0 if has_gpus else int(settings.get("max_batch_total_tokens", 0))
-    return ModelMemory(size.weight_bytes(method), kv_tokens * size.kv_bytes_per_token())
+    has_float8 = str(settings.get("kv_cache_dtype") or "").startswith("fp8")
+    return ModelMemory(size.weight_bytes(method), kv_tokens * size.kv_bytes_per_token(has_float8=has_float8))
 
 
 def _is_here(model: str, revision: str | None) -> bool:
