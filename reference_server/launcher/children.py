@@ -216,8 +216,11 @@ def _process_group(
 def _runtime_defaults(config: ServerConfig) -> dict[str, str]:
     """Variables of libraries; the user's values take precedence."""
     always = {"TORCH_NCCL_AVOID_RECORD_STREAMS": "1", "SAFETENSORS_FAST_GPU": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    # Threads that spin between steps would slow the router down.
-    return always | ({"OMP_WAIT_POLICY": "PASSIVE"} if config.compute_threads else {})
+    if not config.compute_threads:
+        return always
+    # Threads that spin between steps would slow the router down. A step reads every weight once: with pages of 2 MiB,
+    # where the system allows them, it waits less for their addresses.
+    return {**always, "OMP_WAIT_POLICY": "PASSIVE", "THP_MEM_ALLOC_ENABLE": "1"}
 
 
 def _hub_variables(config: HubConfig) -> dict[str, str]:

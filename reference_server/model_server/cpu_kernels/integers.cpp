@@ -137,10 +137,14 @@ void multiply(const RoundedRows& rounded, int64_t row, const IntegerWeight& weig
   const int8_t* codes = rounded.codes + row * row_size;
   const float* row_scales = rounded.scales + row * groups;
   const int32_t* row_sums = rounded.sums + row * groups;
-  const uint8_t* panel_codes = weight.codes + panel * groups * quads * kQuadBytes;
+  const int64_t group_bytes = quads * kQuadBytes;
+  const uint8_t* panel_codes = weight.codes + panel * groups * group_bytes;
+  const int64_t distance = (kPrefetchBytes + group_bytes - 1) / group_bytes;
 
   alignas(64) float sums[kRows][kPanels][kPanel] = {};
   for (int64_t group = 0; group < groups; ++group) {
+    // In groups. At a panel's end its place in the next `kPanels` panels follows, as its neighbour is being read.
+    const int64_t ahead = group + distance < groups ? distance : distance + (kPanels - 1) * groups;
     // The registers are for the integer sums: the compiler has to leave those of floats in memory.
     if constexpr (kRows * kPanels > 4) asm volatile("" : : "r"(sums) : "memory");
     typename Isa::Ints dots[kRows][kPanels][kParts];
@@ -157,8 +161,9 @@ void multiply(const RoundedRows& rounded, int64_t row, const IntegerWeight& weig
 #pragma GCC unroll 4
       for (int p = 0; p < kPanels; ++p) {
         const uint8_t* own = panel_codes + (p * groups * quads + quad) * kQuadBytes;
-        _mm_prefetch(reinterpret_cast<const char*>(own) + kPrefetchBytes, _MM_HINT_T0);
-        if constexpr (kBits == 8) _mm_prefetch(reinterpret_cast<const char*>(own) + kPrefetchBytes + 64, _MM_HINT_T0);
+        const char* later = reinterpret_cast<const char*>(own + ahead * group_bytes);
+        _mm_prefetch(later, _MM_HINT_T0);
+        if constexpr (kBits == 8) _mm_prefetch(later + 64, _MM_HINT_T0);
         typename Isa::Ints parts[kParts];
         Isa::template load<kBits>(own, parts);
 #pragma GCC unroll 12
@@ -176,6 +181,9 @@ void multiply(const RoundedRows& rounded, int64_t row, const IntegerWeight& weig
 #pragma GCC unroll 4
     for (int p = 0; p < kPanels; ++p) {
       const int64_t place = ((panel + p) * groups + group) * kPanel;
+      if constexpr (kHasScales) {
+        _mm_prefetch(reinterpret_cast<const char*>(weight.scales + place + ahead * kPanel), _MM_HINT_T0);
+      }
 #pragma GCC unroll 4
       for (int part = 0; part < kParts; ++part) {
         typename Isa::Floats scale, zero;

@@ -18,7 +18,7 @@ constexpr int64_t kPanel = 32;
 constexpr int64_t kMaxRows = 12;
 // Input rows that stay in the second-level cache while the panels pass by.
 constexpr int64_t kCachedInputBytes = 384 << 10;
-constexpr int64_t kPrefetchBytes = 3072;
+constexpr int64_t kPrefetchPairs = 24;
 
 inline void write(__m512 sum, const BFloat16* bias, BFloat16* output, __mmask16 mask) {
   if (bias) {
@@ -39,11 +39,14 @@ void multiply(
     for (auto& panel : row) panel[0] = panel[1] = _mm512_setzero_ps();
   }
   for (int64_t pair = 0; pair < pairs; ++pair) {
+    // At a panel's end its place in the next `kPanels` panels follows, as its neighbour is being read.
+    const int64_t ahead = kPrefetchPairs + (pair + kPrefetchPairs < pairs ? 0 : (kPanels - 1) * pairs);
 #pragma GCC unroll 4
     for (int panel = 0; panel < kPanels; ++panel) {
       const BFloat16* weights = packed + (panel * pairs + pair) * 2 * kPanel;
-      _mm_prefetch(reinterpret_cast<const char*>(weights) + kPrefetchBytes, _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(weights) + kPrefetchBytes + 64, _MM_HINT_T0);
+      const char* later = reinterpret_cast<const char*>(weights + ahead * 2 * kPanel);
+      _mm_prefetch(later, _MM_HINT_T0);
+      _mm_prefetch(later + 64, _MM_HINT_T0);
       const __m512bh low = reinterpret_cast<__m512bh>(_mm512_loadu_si512(weights));
       const __m512bh high = reinterpret_cast<__m512bh>(_mm512_loadu_si512(weights + kPanel));
 #pragma GCC unroll 12

@@ -52,7 +52,7 @@ def test_a_plain_shard() -> None:
         "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500",
         "TORCH_NCCL_AVOID_RECORD_STREAMS": "1", "SAFETENSORS_FAST_GPU": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "CUDA_MEMORY_FRACTION": "1.0", "PREFIX_CACHING": "true", "CPU_MEMORY_GIB": "4.0", "RUN_AHEAD": "true",
-        "OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "PASSIVE",
+        "OMP_NUM_THREADS": "3", "OMP_WAIT_POLICY": "PASSIVE", "THP_MEM_ALLOC_ENABLE": "1",
     }  # fmt: skip
 
 
