@@ -33,6 +33,7 @@ from reference_server.model_server.draft_heads.source import HeadsSource
 from reference_server.model_server.drafting import Drafter, NgramSource
 from reference_server.model_server.forward.cuda_graph import graph_sizes
 from reference_server.model_server.forward.prepare import prepare_model
+from reference_server.model_server.free_memory import return_free_memory
 from reference_server.model_server.intake import Intake
 from reference_server.model_server.kv_cache import KVCache, blocks_for, bytes_per_block
 from reference_server.model_server.memory import (
@@ -84,6 +85,7 @@ class Engine:
         if speculator is not None and self._speculate:
             self.state.hidden = HiddenStates()
         self.model = prepare_model(loaded, options, tokenizer, self.state)
+        return_free_memory()
         self._block_size = self.model.choice.block_size
         heads = self._draft_heads(speculator)
         added_bytes = self.model.added_bytes + (0 if heads is None else heads.weight_bytes)

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from reference_server.model_server.free_memory import return_free_memory
 from reference_server.model_server.models.adapters.site import AdapterProduct, Sites, adapted
 from reference_server.model_server.models.compiled_walk import CompiledWalk
 from reference_server.model_server.models.fused_linear import (
@@ -76,7 +77,10 @@ class FusedDecoder:
         self._operators = operators_for(weight)
         layers = list(getattr(inner, layout.layers))
         heads = _heads(layers[0], layout)
-        self._fused = [_fuse_layer(layer, layout, heads, keep) for layer in layers]
+        self._fused: list[FusedLayer] = []
+        for layer in layers:
+            self._fused.append(_fuse_layer(layer, layout, heads, keep))
+            return_free_memory()
         self._heads = heads
         self._layout = layout
         self._adapters: AdapterProduct | None = None
