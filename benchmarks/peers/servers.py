@@ -259,10 +259,13 @@ class PeerServer:
         run_wave(self.url, self.peer.dialect, [WavePrompt(prompt.text, prompt.ids, 1)])
 
     def peak_bytes(self) -> int:
-        """The sum of the peak resident memory of all processes of the server."""
+        """Peak memory of all processes of the server. A page that they share is counted once (Pss).
+
+        The peak of each process is its own: they need not be at the same time.
+        """
         assert self._process.pid is not None
         total, family = 0, {self._process.pid}
-        statuses = [_status(path) for path in Path("/proc").glob("[0-9]*/status")]
+        statuses = [_fields(path) for path in Path("/proc").glob("[0-9]*/status")]
         for _ in statuses:
             grown = family | {s["Pid"] for s in statuses if s.get("PPid") in family}
             if grown == family:
@@ -270,7 +273,8 @@ class PeerServer:
             family = grown
         for status in statuses:
             if status.get("Pid") in family:
-                total += status.get("VmHWM", 0) * 1024
+                shared_once = _fields(Path(f"/proc/{status['Pid']}/smaps_rollup")).get("Pss", status.get("VmRSS", 0))
+                total += (shared_once + status.get("VmHWM", 0) - status.get("VmRSS", 0)) * 1024
         return total
 
     def outside_forward(self) -> tuple[float, float] | None:
@@ -289,13 +293,13 @@ class PeerServer:
             return json.dumps(json.load(reply).get("engine", {}))
 
 
-def _status(path: Path) -> dict[str, int]:
-    """Fields of /proc/PID/status; empty if the process has ended."""
+def _fields(path: Path) -> dict[str, int]:
+    """Ids and kB of /proc/PID/status or smaps_rollup; empty if the process has ended or belongs to another user."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
         return {}
-    fields = (line.partition(":") for line in lines if line.startswith(("Pid:", "PPid:", "VmHWM:")))
+    fields = (line.partition(":") for line in lines if line.startswith(("Pid:", "PPid:", "VmHWM:", "VmRSS:", "Pss:")))
     return {name: int(value.split()[0]) for name, _, value in fields}
 
 
