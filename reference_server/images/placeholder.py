@@ -235,6 +235,26 @@ class Merged:
         return "".join(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """Gemma 3: as many tokens for each image as its projector pools, which attend to each other in both directions."""
+
+    count: int
+    token: str = "<image_soft_token>"
+
+    @classmethod
+    def of(cls, config: VisionConfig) -> "Pooled":
+        if config.processor.get("do_pan_and_scan"):
+            raise ValueError("crops of an image are not served")
+        return cls(int(config.model.get("mm_tokens_per_image", 256)))
+
+    def text(self, height: int, width: int) -> str:  # noqa: ARG002
+        return f"\n\n<start_of_image>{self.token * self.count}<end_of_image>\n\n"
+
+    def join(self, parts: Iterable[str]) -> str:
+        return "".join(parts)
+
+
 PLACEHOLDERS: Mapping[str, Callable[[VisionConfig], Placeholder]] = {
     "llava_next": Tiled.of,
     "idefics2": Resampled.of,
@@ -242,6 +262,7 @@ PLACEHOLDERS: Mapping[str, Callable[[VisionConfig], Placeholder]] = {
     "smolvlm": Split.of,
     "qwen2_vl": Merged.of,
     "qwen2_5_vl": Merged.of,
+    "gemma3": Pooled.of,
 }
 """By `model_type`: the families whose images are served."""
 

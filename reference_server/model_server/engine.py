@@ -91,6 +91,8 @@ class Engine:
         added_bytes = self.model.added_bytes + (0 if heads is None else heads.weight_bytes)
         self._weight_bytes = weight_bytes + added_bytes + self._load_adapters()
         supports_chunking = self.model.choice.supports_chunking and not self.model.requires_padding
+        # Within an image, earlier tokens see later ones, which have to be in the same forward.
+        supports_chunking &= loaded.vision is None or not loaded.vision.is_bidirectional
         self._facts = ModelInfo(
             requires_padding=self.model.requires_padding,
             dtype=str(loaded.dtype),
@@ -250,7 +252,9 @@ class Engine:
         with _explained_out_of_memory(too_much):
             self.allocate_cache(warmup_blocks)
             with torch.no_grad(), peak_bytes_of(self.loaded.device) as tensors:
-                self.stepper.step(batch)
+                output = self.stepper.step(batch)
+        if output.dropped and self.loaded.vision is not None:
+            raise ShardError("the warm-up's prompt with an image failed: the log has the reason")
         num_blocks = self._group.minimum(self._blocks_that_fit(tensors.peak, warmup_blocks))
         no_cache = f"Not enough memory for {num_blocks} K/V blocks. You need to decrease `--cuda-memory-fraction`"
         with _explained_out_of_memory(no_cache):

@@ -1,5 +1,6 @@
 """The prompt of a request as one text, with placeholders for its images."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,9 @@ from reference_server.images.decode import ImageError, size_of
 from reference_server.images.markdown import chunks_of_flat
 from reference_server.messages import Image, Request
 from reference_server.model_server.models.vision import VisionTower
-from reference_server.model_server.prompt_images import GridPositions, PromptImages
+from reference_server.model_server.prompt_images import GridPositions, PromptImages, ends_of_images
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +66,21 @@ class ExpandedPrompt:
                 f"request {self.request_id} has {is_image.sum()} image tokens, but its images have {num_tokens} "
                 "embeddings"
             )
-        positions = np.flatnonzero(is_image[len(ids) - count :])
+        kept = is_image[len(ids) - count :]
+        positions = np.flatnonzero(kept)
 
         def compute() -> Tensor:
-            embeddings = tower.embed(images)
-            assert len(embeddings) == num_tokens, f"{num_tokens} image tokens, but {len(embeddings)} embeddings"
+            try:
+                embeddings = tower.embed(images)
+                assert len(embeddings) == num_tokens, f"{num_tokens} image tokens, but {len(embeddings)} embeddings"
+            except Exception:
+                # Other requests are in the same forward. Without finite logits, this one is dropped alone.
+                logger.exception("request %d: its images could not be embedded", self.request_id)
+                embeddings = tower.no_embeddings(num_tokens)
             return embeddings[num_tokens - len(positions) :]
 
-        return PromptImages(positions, compute) if len(positions) else None
+        ends = ends_of_images(kept) if tower.is_bidirectional else None
+        return PromptImages(positions, compute, ends) if len(positions) else None
 
     def grid_of(self, ids: Sequence[int], count: int) -> GridPositions | None:
         """The rotary positions of the last `count` of the prompt's ids; None if they are the places of the tokens."""

@@ -56,11 +56,13 @@ class GridPositions:
 class PromptImages:
     """Places of the image tokens in a prompt. The embeddings are computed when the first chunk needs one, and kept.
 
-    positions: [image tokens] int64, ascending. compute: returns [image tokens, hidden]; released after its only call.
+    positions: [image tokens] int64, ascending. visible_to: [prompt tokens] int64, the end of the keys that each token
+    sees, if an image's tokens see all of each other. compute: returns [image tokens, hidden]; released after its call.
     """
 
     positions: NDArray[np.int64]
     compute: Callable[[], Tensor] | None
+    visible_to: NDArray[np.int64] | None = None
     _embeddings: Tensor | None = None
 
     def between(self, start: int, end: int) -> slice:
@@ -75,3 +77,15 @@ class PromptImages:
             assert self.compute is not None, "kept until the embeddings exist"
             self._embeddings, self.compute = self.compute(), None
         return self._embeddings
+
+
+def ends_of_images(is_image: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """For each token of a prompt the end of the keys that it sees: its own, or the end of its run of image tokens.
+
+    >>> ends_of_images(np.array([False, True, True, False, True])).tolist()
+    [1, 3, 3, 4, 5]
+    """
+    places = np.arange(len(is_image))
+    # The next token that is no image's, looking from the end.
+    next_text = np.minimum.accumulate(np.where(is_image, len(is_image), places)[::-1])[::-1]
+    return np.where(is_image, next_text, places + 1).astype(np.int64)

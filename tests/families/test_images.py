@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from reference_server.errors import ShardError
+from reference_server.images.placeholder import Placeholder
 from reference_server.messages import (
     Batch,
     ChooserParameters,
@@ -16,8 +17,10 @@ from reference_server.messages import (
     StoppingParameters,
     WarmupRequest,
 )
+from reference_server.model_server.drafting import Drafter
 from reference_server.model_server.local_shard import LocalShard
 from reference_server.router.validation.token_limits import tiny_picture
+from tests.support.models.known_drafts import KnownDrafts
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_models import one_group_each
 from tests.support.models.tiny_shards import tiny_options
@@ -71,6 +74,16 @@ def request_of(driver: ShardDriver, loaded: Loaded, id_: int, parts: Parts, **fi
     return driver.request(id_, loaded.saved.prompt_ids(parts), NEW_TOKENS, chunks=chunks_of(parts), **fields)
 
 
+async def is_refused_in_chunks(loaded: Loaded) -> bool:
+    """Whether the model takes whole prompts only, and then refuses a chunk."""
+    if loaded.shard.engine.info.support_chunking:
+        return False
+    driver = await warmed(loaded)
+    with pytest.raises(ShardError, match="prompts are not computed in chunks here"):
+        await driver.prefill(request_of(driver, loaded, 0, PROMPTS[0], chunk_len=5))
+    return True
+
+
 def test_each_prompt_with_another_image_has_other_tokens(loaded: Loaded) -> None:
     other = loaded.saved.generate(("w3 w4", picture(20, 45, seed=9), "w9 w1"), NEW_TOKENS)
 
@@ -86,6 +99,8 @@ async def test_a_batch_of_texts_and_images_equals_generate_alone(loaded: Loaded)
 
 
 async def test_prompts_with_images_in_chunks_equal_generate_alone(loaded: Loaded) -> None:
+    if await is_refused_in_chunks(loaded):
+        return
     driver = await warmed(loaded)
     requests = [request_of(driver, loaded, id_, parts) for id_, parts in enumerate(PROMPTS)]
 
@@ -101,6 +116,8 @@ async def test_prompts_with_images_in_chunks_equal_generate_alone(loaded: Loaded
 
 
 async def test_an_image_whose_last_token_is_a_chunk_of_its_own_equals_generate_alone(loaded: Loaded) -> None:
+    if await is_refused_in_chunks(loaded):
+        return
     driver = await warmed(loaded)
     parts = PROMPTS[-1]
     length = len(loaded.saved.prompt_ids(parts))
@@ -110,6 +127,17 @@ async def test_an_image_whose_last_token_is_a_chunk_of_its_own_equals_generate_a
     await driver.finish(result)
 
     assert driver.outcomes[0].ids == loaded.expected[-1]
+
+
+async def test_drafts_change_no_token(loaded: Loaded) -> None:
+    driver = await warmed(loaded)
+    loaded.shard.engine.stepper.drafter = Drafter(KnownDrafts(dict(enumerate(loaded.expected))), speculate=3)
+
+    outcomes = await driver.run(*(request_of(driver, loaded, id_, parts) for id_, parts in enumerate(PROMPTS)))
+
+    loaded.shard.engine.stepper.drafter = None
+    assert [outcome.ids for outcome in outcomes] == loaded.expected
+    assert sum(outcome.num_generations for outcome in outcomes) < len(PROMPTS) * NEW_TOKENS
 
 
 async def test_a_second_request_with_the_same_image_reads_the_cached_blocks(loaded: Loaded) -> None:
@@ -144,6 +172,35 @@ async def test_a_prompt_that_names_image_tokens_itself_is_refused(loaded: Loaded
 
     with pytest.raises(ShardError, match="image tokens, but its images have"):
         await driver.run(request_of(driver, loaded, 0, parts))
+
+
+class OneTokenTooMany:
+    """A placeholder that does not fit the model: an image has a token more than embeddings."""
+
+    def __init__(self, placeholder: Placeholder) -> None:
+        self.token = placeholder.token
+        self.join = placeholder.join
+        self._text = placeholder.text
+
+    def text(self, height: int, width: int) -> str:
+        return self._text(height, width).replace(self.token, self.token * 2, 1)
+
+
+async def test_images_that_cannot_be_embedded_fail_their_own_request(tmp_path: Path) -> None:
+    saved = save_vision_model(tmp_path, "llava-next")
+    shard = LocalShard.load(tiny_options(saved.directory))
+    loaded = Loaded(saved, shard, [])
+    driver = await warmed(loaded)
+    tower = shard.engine.loaded.vision
+    assert tower is not None
+    tower.placeholder = OneTokenTooMany(tower.placeholder)
+    requests = [request_of(driver, loaded, id_, parts) for id_, parts in enumerate(PROMPTS[:2])]
+
+    await driver.run(*requests)
+    shard.close()
+
+    assert driver.outcomes[0].ids == []
+    assert driver.outcomes[1].ids == saved.generate(PROMPTS[1], NEW_TOKENS)
 
 
 async def test_an_image_that_does_not_decode_is_refused(loaded: Loaded) -> None:

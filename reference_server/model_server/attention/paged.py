@@ -7,8 +7,12 @@ from torch import Tensor
 
 from reference_server.model_server.attention.kernel import AttentionOptions
 from reference_server.model_server.attention.select import AttentionChoice
+from reference_server.model_server.attention.torch_backend import TorchPrefill
 from reference_server.model_server.kv_cache import UNSCALED, LayerCache
 from reference_server.model_server.step_state import Step, StepState
+
+NOT_CAUSAL = TorchPrefill()
+"""Computes prompts whose images see all of their own tokens, which no other kernel does."""
 
 
 @dataclass(slots=True)
@@ -41,8 +45,9 @@ class PagedLayer:
         num_single = step.metadata.num_single_rows
         if num_single == step.metadata.num_rows:
             return self.choice.decode(query, layer, step, options)
+        prefill = self.choice.prefill if step.metadata.visible_to is None else NOT_CAUSAL
         if num_single == 0:
-            return self.choice.prefill(query, layer, step, options)
+            return prefill(query, layer, step, options)
         decoded = self.choice.decode(query[:num_single], layer, step, options)
-        prefilled = self.choice.prefill(query[num_single:], layer, step, options)
+        prefilled = prefill(query[num_single:], layer, step, options)
         return torch.cat((decoded, prefilled))

@@ -158,7 +158,9 @@ class TorchPrefill:
             seqlen_q, seqlen_k = int(metadata.seqlen_q[row]), int(metadata.seqlen_k[row])
             end = start + seqlen_q
             keys, values = _gather(cache.buffer, metadata.block_table[row], seqlen_k, query.dtype)
-            output[start:end] = _attend(query[start:end], keys, values, options)
+            first = metadata.num_single_rows + start
+            visible_to = None if metadata.visible_to is None else metadata.visible_to[first : first + seqlen_q]
+            output[start:end] = _attend(query[start:end], keys, values, options, visible_to)
             start = end
         return output
 
@@ -176,13 +178,19 @@ def _gather(buffer: Tensor, blocks: NDArray[np.int64], length: int, dtype: torch
     return keys, values
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions) -> Tensor:
-    """query: [seqlen_q, num_heads, head_dim], its last token at the last key. Returns query's shape."""
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions, visible_to: NDArray[np.int64] | None = None
+) -> Tensor:
+    """query: [seqlen_q, num_heads, head_dim], its last token at the last key. Returns query's shape.
+
+    visible_to: [seqlen_q], the end of the keys that each token sees; None is its own.
+    """
     seqlen_q, seqlen_k = query.shape[0], keys.shape[1]
     queries = query.transpose(0, 1)
     grouped = queries.shape[0] != keys.shape[0]
     windowed = options.window is not None and options.window < seqlen_k
-    if seqlen_q == seqlen_k and not windowed and options.alibi_slopes is None and options.softcap is None:
+    is_causal = visible_to is None
+    if is_causal and seqlen_q == seqlen_k and not windowed and options.alibi_slopes is None and options.softcap is None:
         attended = F.scaled_dot_product_attention(
             queries[None], keys[None], values[None], is_causal=True, scale=options.scaling, enable_gqa=grouped
         )
@@ -190,7 +198,8 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptio
     parts = []
     for first in range(0, seqlen_q, MASKED_QUERY_ROWS):
         part = queries[:, first : first + MASKED_QUERY_ROWS]
-        mask = _mask(seqlen_k - seqlen_q + first, part.shape[1], seqlen_k, options, query)
+        visible = None if visible_to is None else visible_to[first : first + MASKED_QUERY_ROWS]
+        mask = _mask(seqlen_k - seqlen_q + first, part.shape[1], seqlen_k, options, query, visible)
         if options.softcap is not None:
             parts.append(_attend_capped(part, keys, values, mask[0], options.scaling, options.softcap))
             continue
@@ -216,12 +225,22 @@ def _capped(products: Tensor, scaling: float, softcap: float) -> Tensor:
     return products.mul_(scaling / softcap).tanh_().mul_(softcap)
 
 
-def _mask(first: int, rows: int, seqlen_k: int, options: AttentionOptions, like: Tensor) -> Tensor:
+def _mask(
+    first: int,
+    rows: int,
+    seqlen_k: int,
+    options: AttentionOptions,
+    like: Tensor,
+    visible_to: NDArray[np.int64] | None = None,
+) -> Tensor:
     """[1, 1 or num_heads, rows, seqlen_k] additive, for queries at positions `first`, `first + 1`, ..."""
     distance = (
         torch.arange(seqlen_k, device=like.device) - torch.arange(first, first + rows, device=like.device)[:, None]
     )
     hidden = distance > 0
+    if visible_to is not None:
+        ends = torch.from_numpy(visible_to).to(like.device)[:, None]
+        hidden = torch.arange(seqlen_k, device=like.device) >= ends
     if options.window is not None:
         hidden |= distance <= -options.window
     mask = torch.zeros((1, rows, seqlen_k), device=like.device)

@@ -206,10 +206,23 @@ def _mixed_inputs(batch: SequenceBatch, sequences: tuple[Sequence, ...], prompt_
             num_single_rows=int((seqlen_q == 1).sum()),
             known_len=np.array([sequence.known_len for sequence in ordered], dtype=np.int64),
             adapters=adapters_of(ordered, seqlen_q),
+            visible_to=_visible_to(ordered, positions, ends),
         ),
         images=tuple(_image_rows(ordered, ends)),
         rotary=_mixed_rotary(ordered),
     )
+
+
+def _visible_to(ordered: list[Sequence], positions: IntArray, ends: IntArray) -> IntArray | None:
+    """The end of the keys that each token sees, if the tokens of an image see all of it."""
+    if all(sequence.images is None or sequence.images.visible_to is None for sequence in ordered):
+        return None
+    visible: IntArray = positions + 1
+    for sequence, end in zip(ordered, ends, strict=True):
+        if sequence.images is not None and sequence.images.visible_to is not None:
+            own = slice(int(end) - sequence.input_len, int(end))
+            visible[own] = sequence.images.visible_to[sequence.cache_len : sequence.cache_len + sequence.input_len]
+    return visible
 
 
 def _mixed_rotary(ordered: list[Sequence]) -> IntArray | None:

@@ -15,7 +15,7 @@ from transformers import AutoImageProcessor, AutoModelForCausalLM, PretrainedCon
 
 from reference_server.errors import StartupError
 from reference_server.images.decode import decode
-from reference_server.images.placeholder import Merged, Placeholder, VisionConfig, placeholder_of
+from reference_server.images.placeholder import Merged, Placeholder, Pooled, VisionConfig, placeholder_of
 from reference_server.json_files import read_json
 from reference_server.model_server.models import transformers_compat
 
@@ -38,6 +38,11 @@ class VisionTower:
         """[image tokens of all images, hidden], from encoded images that `decode` accepts."""
         return torch.cat([self._embed(data) for data in images])
 
+    def no_embeddings(self, count: int) -> Tensor:
+        """[count, hidden], none of them finite."""
+        hidden: int = text_config(self._model.config).hidden_size
+        return torch.full((count, hidden), float("nan"), dtype=self._dtype, device=self._device)
+
     def _embed(self, data: bytes) -> Tensor:
         processed: Mapping[str, Tensor] = self._process(images=[decode(data)], return_tensors="pt")
         inputs = {name: self._placed(value) for name, value in processed.items() if name not in _ABOUT_PROMPTS}
@@ -52,6 +57,11 @@ class VisionTower:
     def has_grid(self) -> bool:
         """Whether the tokens of an image have rotary positions on a grid."""
         return isinstance(self.placeholder, Merged)
+
+    @property
+    def is_bidirectional(self) -> bool:
+        """Whether the tokens of an image attend to all of its tokens."""
+        return isinstance(self.placeholder, Pooled)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of an image's tokens."""

@@ -18,7 +18,8 @@ from reference_server.images.placeholder import Placeholder, VisionConfig, place
 WORDS = 100
 EOS = "</s>"
 MARKS = ("<fake_token_around_image>", "<global-img>", *(f"<row_{n}_col_{m}>" for n in (1, 2) for m in (1, 2)))
-SPECIAL = (EOS, "<image>", *MARKS, "<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
+SPECIAL = (EOS, "<image>", *MARKS, "<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<image_soft_token>",
+           "<start_of_image>", "<end_of_image>")  # fmt: skip
 VOCAB_SIZE = 128
 ID_OF = {token: WORDS + number for number, token in enumerate(SPECIAL)}
 
@@ -149,6 +150,28 @@ VISION_MODELS = {
         },
         _QWEN_PROCESSOR,
     ),
+    "gemma3": VisionModel(
+        {
+            "model_type": "gemma3",
+            # With tied embeddings a random model repeats its last token, whatever the image.
+            "tie_word_embeddings": False,
+            "text_config": {
+                "model_type": "gemma3_text",
+                **_TEXT,
+                "head_dim": 16,
+                "query_pre_attn_scalar": 20,
+                # Releases of Transformers differ in images that are longer than the window.
+                "sliding_window": 256,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            "vision_config": {"model_type": "siglip_vision_model", **_TOWER, "image_size": 16, "patch_size": 2},
+            "mm_tokens_per_image": 16,
+            "image_token_index": ID_OF["<image_soft_token>"],
+            "boi_token_index": ID_OF["<start_of_image>"],
+            "eoi_token_index": ID_OF["<end_of_image>"],
+        },
+        {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 16, "width": 16}, **_HALVES},
+    ),
 }
 
 
@@ -191,9 +214,13 @@ class SavedVisionModel:
             # One prompt's images are a list of their own for the families whose prompts may have different numbers.
             nested = [images] if model_type in ("idefics2", "idefics3", "smolvlm") else images
             inputs = dict(processor(images=nested, return_tensors="pt"))
+            inputs.pop("num_crops", None)
+            pad = ID_OF[self.placeholder.token]
+            kinds = torch.tensor([[int(id_ == pad) for id_ in ids]])
             if model_type.startswith("qwen"):
-                pad = self.model.config.image_token_id
-                inputs["mm_token_type_ids"] = torch.tensor([[int(id_ == pad) for id_ in ids]])
+                inputs["mm_token_type_ids"] = kinds
+            if model_type == "gemma3":
+                inputs["token_type_ids"] = kinds
         output = self.model.generate(
             torch.tensor([ids]),
             attention_mask=torch.ones((1, len(ids)), dtype=torch.long),
@@ -227,10 +254,10 @@ def save_vision_model(directory: Path, name: str) -> SavedVisionModel:
 
 
 def picture(height: int, width: int, seed: int = 0, form: str = "PNG") -> bytes:
-    """An encoded image of noise."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    """An encoded image of nine coloured fields, which no resizing averages away."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (3, 3, 3), dtype=np.uint8)
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, form)
+    Image.fromarray(pixels).resize((width, height), Image.Resampling.NEAREST).save(file, form)
     return file.getvalue()
 
 

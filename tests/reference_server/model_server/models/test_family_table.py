@@ -13,12 +13,15 @@ from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_configs import CONFIGS
 from tests.support.models.tiny_models import make_tiny_model, random_prompt, save_tiny_model
 from tests.support.models.tiny_shards import tiny_options, warm_up
+from tests.support.models.tiny_vision import VISION_MODELS
 
 
 def test_every_ragged_family_has_a_tiny_model() -> None:
     ragged = {family.model_type for family in FAMILIES if family.tier == "ragged"}
 
-    assert ragged <= {config["model_type"] for config in CONFIGS.values()}
+    with_images = {each.config["model_type"] for each in VISION_MODELS.values()}
+    assert ragged <= {config["model_type"] for config in CONFIGS.values()} | with_images
+    assert with_images == {family.model_type for family in FAMILIES if family.has_images}
 
 
 def test_a_model_type_has_one_row() -> None:
@@ -29,7 +32,7 @@ def test_a_model_type_has_one_row() -> None:
     ("model_type", "reason"),
     [
         ("RefinedWebModel", "convert the config to Transformers' `falcon`"),
-        ("mllama", "its images are not served"),
+        ("llava", "its images are not served"),
         ("ssm", "`mamba` format"),
     ],
 )
