@@ -98,7 +98,8 @@ class CompiledProduct:
         shape = self._table.shape
         if sites <= shape[0] and slots <= shape[1]:
             return
-        grown = np.zeros((max(sites, shape[0]), max(slots, 2 * shape[1])), FACTORS)
+        capacity = shape[1] if slots <= shape[1] else max(slots, 2 * shape[1])
+        grown = np.zeros((max(sites, shape[0]), capacity), FACTORS)
         grown[: shape[0], : shape[1]] = self._table
         self._table = grown
         self.table = torch.from_numpy(grown.view(np.uint8))

@@ -1,12 +1,14 @@
 """The compiled product of adapters equals the plain one, and a compiled walk with adapters equals the walk."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from reference_server.model_server.adapter_rows import AdapterRows
 from reference_server.model_server.cpu_kernels import build
-from reference_server.model_server.models.adapters.products import CompiledProduct, TorchProduct
+from reference_server.model_server.models.adapters.products import FACTORS, CompiledProduct, TorchProduct
 from reference_server.model_server.models.adapters.site import SiteFactors, Update
 from reference_server.model_server.step_state import AdapterSegments
 
@@ -56,3 +58,13 @@ def test_compiled_updates_equal_the_plain_ones(tokens: int) -> None:
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
     assert torch.equal(found[slots == 0], base[slots == 0])
     assert torch.equal(found[slots == 3], base[slots == 3])
+
+
+def test_the_table_has_room_for_the_slots_in_use_at_all_sites() -> None:
+    product = CompiledProduct(SimpleNamespace(adapters=SimpleNamespace(default=None)))
+
+    for slot in range(1, 9):
+        for site in range(48):
+            product.put(site, slot, None)
+
+    assert product.table.shape == (48, 16 * FACTORS.itemsize)
