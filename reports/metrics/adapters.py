@@ -7,13 +7,17 @@ import pandas as pd
 
 from reports.metrics.measured import Measured
 from reports.run_schema import NOT_FAILED, Status
+from reports.stats.estimators import is_supported
 
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 PERCENTILES = (50, 95)
 
 
 def adapters_summary(measured: Measured) -> list[dict[str, Any]]:
-    """A row per adapter, the base model (None) first, then by requests; empty if no request names an adapter."""
+    """A row per adapter, the base model (None) first, then by requests; empty if no request names an adapter.
+
+    A percentile is None if an adapter has too few requests for it.
+    """
     population = measured.population
     names = population["adapter"].dropna().value_counts(sort=True)
     if not len(names):
@@ -34,5 +38,6 @@ def _row(name: str | None, own: pd.DataFrame) -> dict[str, Any]:
     for latency in LATENCIES:
         known = succeeded[latency].dropna()
         for percentile in PERCENTILES:
-            row[f"{latency}_p{percentile}"] = float(np.percentile(known, percentile)) if len(known) else None
+            has_enough = is_supported(percentile, len(known))
+            row[f"{latency}_p{percentile}"] = float(np.percentile(known, percentile)) if has_enough else None
     return row

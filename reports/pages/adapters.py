@@ -10,8 +10,9 @@ from reports.metrics.summary import Analysis
 
 BASE = "base model"
 NOTE = (
-    "Requests that started in the window, by the adapter that they named; latencies of complete answers. Rows share "
-    "the server's batches, so a slow adapter delays the others: compare with a run without adapters for their cost."
+    "Requests that started in the window, by the adapter that they named; latencies of complete answers, where an "
+    "adapter has enough of them. Rows share the server's batches, so a slow adapter delays the others: compare with a "
+    "run without adapters for their cost."
 )
 TITLES = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "E2E"))
 

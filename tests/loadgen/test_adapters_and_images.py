@@ -116,6 +116,8 @@ def test_the_report_has_a_row_for_each_adapter_with_its_failures_and_latencies(t
     assert rows["unknown"]["failed"] == sent["unknown"] > 0
     assert rows["slow"]["ttft_s_p50"] > rows[None]["ttft_s_p50"] + 0.02
     assert rows["slow"]["output_tokens"] == 4 * sent["slow"]
+    # Two-sided 95 % intervals of a 95th percentile need 72 requests.
+    assert rows["slow"]["ttft_s_p95"] is None
     table = adapters_table(summarize(result)["adapters"])
     assert table["adapter"].tolist()[0] == "base model"
     assert table["requests"].sum() == len(measured(result))
