@@ -75,7 +75,11 @@ class _Stopping:
 
 @dataclass(slots=True, eq=False)
 class DraftingRow:
-    """A decoding row, with the parts of the server's `Sequence` that its `Drafter` reads. num_ids: all its tokens."""
+    """A decoding row, with the parts of the server's `Sequence` that its `Drafter` reads. num_ids: all its tokens.
+
+    rate: probability that the first token of a draft is accepted. is_in_stretch: the last draft was accepted to its
+    end.
+    """
 
     key: int
     num_ids: int
@@ -83,6 +87,7 @@ class DraftingRow:
     rate: float
     request: _Request = _Request()
     grammar: None = None
+    is_in_stretch: bool = False
     draft_history: DraftHistory | None = None
 
     @property
@@ -117,7 +122,7 @@ class _DrawnSource:
         rows = cast("Sequence[DraftingRow]", sequences)
         return [
             ProposedDraft((RIGHT,) * count, (ONLY_LEVEL,) * count)
-            if uniform(row.key, row.num_ids, salt=1) < self.acceptance.coverage
+            if row.is_in_stretch or uniform(row.key, row.num_ids, salt=1) < self.acceptance.coverage
             else NO_PROPOSAL
             for row, count in zip(rows, counts, strict=True)
         ]
@@ -149,14 +154,19 @@ class Drafting:
         if self._drafter.skips_next(sequences):
             return [0] * len(rows)
         drafts = self._drafter.propose(sequences)
-        return [len(draft) for draft in drafts] if drafts else [0] * len(rows)
+        lengths = [len(draft) for draft in drafts] if drafts else [0] * len(rows)
+        for row, length in zip(rows, lengths, strict=True):
+            row.is_in_stretch = row.is_in_stretch and length > 0
+        return lengths
 
     def accepted(self, row: DraftingRow, length: int) -> int:
         """The accepted tokens of a draft, of which the server's rule learns."""
-        drawn = uniform(row.key, row.num_ids)
-        count = 0
-        while count < length and drawn < self.law.acceptance.at(count + 1):
+        acceptance, count = self.law.acceptance, 0
+        chance = acceptance.next if row.is_in_stretch else acceptance.first
+        while count < length and uniform(row.key, row.num_ids + count) < chance:
             count += 1
+            chance = acceptance.next
+        row.is_in_stretch = count == length
         self._drafter.verified(row.as_sequence, count, length)
         return count
 

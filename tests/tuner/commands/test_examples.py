@@ -63,7 +63,7 @@ def test_the_load_of_a_study_is_the_default_of_its_costs(
 DRAFTING = {
     **BY_HAND,
     "coefficients_ns": {**BY_HAND["coefficients_ns"], "decode": 6e6, "rows": 1e5, "drafted": 4e5},
-    "acceptance": {"coverage": 0.9, "by_position": [0.7, 0.5, 0.35, 0.25]},
+    "acceptance": {"coverage": 0.5, "first": 0.6, "next": 0.8},
 }
 
 

@@ -16,8 +16,8 @@ from tuner.simulator.speculation import Drafting, SpeculatingLaw, uniform
 MS = 1_000_000
 # Prefill 10 ms + 0.1 ms per token; decode 5 ms + 1 ms per row, + 2 ms with drafts + 0.5 ms per drafted token.
 TOY = LinearLaw((10e6, 0.0, 1e5, 0.0, 0.0, 5e6, 1e6, 0.0, 0.0, 0.0, 2e6, 5e5))
-ALWAYS = DraftAcceptance(1.0, (1.0, 1.0))
-NEVER = DraftAcceptance(1.0, (0.0,))
+ALWAYS = DraftAcceptance(1.0, 1.0, 1.0)
+NEVER = DraftAcceptance(1.0, 0.0, 0.0)
 
 
 def options(speculate: int) -> SchedulerOptions:
@@ -52,7 +52,7 @@ def test_drafts_that_are_never_accepted_cost_time_and_give_no_token():
 
 
 def test_an_adaptive_server_stops_drafts_that_are_never_accepted():
-    plain = replay(SpeculatingLaw(TOY, 4, DraftAcceptance(0.0, (0.0,))), (0, 100, 500))
+    plain = replay(SpeculatingLaw(TOY, 4, DraftAcceptance(0.0, 0.0, 0.0)), (0, 100, 500))
     run = replay(SpeculatingLaw(TOY, 4, NEVER), (0, 100, 500))
 
     assert run.replicas[0].counts.drafted < 10
@@ -61,7 +61,7 @@ def test_an_adaptive_server_stops_drafts_that_are_never_accepted():
 
 def test_an_adaptive_server_drafts_where_a_row_is_cheap_and_not_where_it_is_dear():
     """A step of 5 ms and 1 ms a row has room for drafts of one row, and none at 64 rows."""
-    law = SpeculatingLaw(LinearLaw((*TOY.coefficients[:10], 0.0, 1e6)), 4, DraftAcceptance(1.0, (0.9, 0.8, 0.7, 0.6)))
+    law = SpeculatingLaw(LinearLaw((*TOY.coefficients[:10], 0.0, 1e6)), 4, DraftAcceptance(1.0, 0.9, 0.88))
 
     alone = replay(law, (0, 10, 200))
     together = replay(law, *[(0, 10, 200)] * 64)
@@ -71,7 +71,7 @@ def test_an_adaptive_server_drafts_where_a_row_is_cheap_and_not_where_it_is_dear
     assert together.replicas[0].counts.drafted < 0.05 * 64 * 200
 
 
-@pytest.mark.parametrize("acceptance", [ALWAYS, DraftAcceptance(0.7, (0.6, 0.4, 0.3))])
+@pytest.mark.parametrize("acceptance", [ALWAYS, DraftAcceptance(0.7, 0.6, 0.7)])
 @pytest.mark.parametrize("is_adaptive", [True, False])
 def test_strides_and_single_steps_agree(acceptance: DraftAcceptance, is_adaptive: bool):
     law = SpeculatingLaw(TOY, 3, acceptance, is_adaptive)
@@ -83,14 +83,14 @@ def test_strides_and_single_steps_agree(acceptance: DraftAcceptance, is_adaptive
 
 
 def test_accepted_tokens_follow_the_given_acceptance():
-    drafting = Drafting(SpeculatingLaw(TOY, 3, DraftAcceptance(0.5, (0.6, 0.3, 0.1)), is_adaptive=False))
+    drafting = Drafting(SpeculatingLaw(TOY, 3, DraftAcceptance(0.5, 0.6, 0.5), is_adaptive=False))
     rows = [drafting.row(key, 100, 50) for key in range(20_000)]
 
     lengths = [drafting.propose([row])[0] for row in rows]
     counts = [drafting.accepted(row, 3) for row in rows]
 
     assert sum(length == 3 for length in lengths) / 20_000 == pytest.approx(0.5, abs=0.02)
-    for place, share in enumerate((0.6, 0.3, 0.1)):
+    for place, share in enumerate((0.6, 0.3, 0.15)):
         assert sum(count > place for count in counts) / 20_000 == pytest.approx(share, abs=0.02)
 
 

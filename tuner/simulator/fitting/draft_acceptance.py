@@ -1,7 +1,10 @@
-"""How often drafts are accepted under a load: measured by step traces, or given in a cost file."""
+"""How often drafts are accepted under a load: measured by step traces, or given in a cost file.
 
-import itertools
-import math
+Good and bad stretches of a text follow one another: a token after an accepted one is accepted much more often than the
+first token of a draft. A long draft takes a good stretch in few steps, so that the share of accepted first tokens falls
+with the length of drafts. The two probabilities below do not.
+"""
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,54 +14,46 @@ import numpy as np
 from tuner.errors import CostModelError
 from tuner.simulator.fitting.step_trace import TracedSteps
 
+PROBABILITIES = ("coverage", "first", "next")
+
 
 @dataclass(frozen=True, slots=True)
 class DraftAcceptance:
-    """Drafts of one model under one load.
+    """Drafts of one model under one load. All values are probabilities.
 
-    coverage: probability that a decoding row has a draft. by_position: probability that a draft's tokens up to this
-    position are all accepted; it never rises. is_adaptive: measured only on drafts that the server expected to pay, so
-    that drafts which it left out are unknown.
+    coverage: a row whose last draft was not accepted to its end has a draft. first: its first token is accepted. next:
+    a token after an accepted one is, in the same draft or in the next one. is_adaptive: measured only on drafts that
+    the server expected to pay, so that drafts which it left out are unknown.
     """
 
     coverage: float
-    by_position: tuple[float, ...]
+    first: float
+    next: float
     is_adaptive: bool = False
 
     def at(self, position: int) -> float:
-        """The probability at a position from 1 on; after the last known one it falls by the same factor.
+        """The probability that a draft's tokens up to this position are all accepted, at the start of a stretch.
 
-        >>> [DraftAcceptance(1.0, (0.8, 0.4)).at(position) for position in (1, 2, 3)]
-        [0.8, 0.4, 0.2]
+        >>> [round(DraftAcceptance(1.0, 0.4, 0.5).at(position), 3) for position in (1, 2, 3)]
+        [0.4, 0.2, 0.1]
         """
-        known = self.by_position
-        if position <= len(known):
-            return known[position - 1]
-        before = known[-2] if len(known) > 1 else 1.0
-        factor = known[-1] / before if before > 0 else 0.0
-        return float(known[-1] * factor ** (position - len(known)))
+        return float(self.first * self.next ** (position - 1))
 
     def to_json(self) -> dict[str, Any]:
-        return {"coverage": self.coverage, "by_position": list(self.by_position), "is_adaptive": self.is_adaptive}
+        return {**{name: getattr(self, name) for name in PROBABILITIES}, "is_adaptive": self.is_adaptive}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> "DraftAcceptance":
         """The inverse of `to_json`. Raises CostModelError."""
         try:
-            found = cls(
-                float(row["coverage"]),
-                tuple(float(each) for each in row["by_position"]),
-                bool(row.get("is_adaptive", False)),
-            )
+            coverage, first, following = (float(row[name]) for name in PROBABILITIES)
+            is_adaptive = bool(row.get("is_adaptive", False))
         except (KeyError, TypeError, ValueError) as error:
-            raise CostModelError(f"`acceptance` needs `coverage` and `by_position` ({error!r})") from None
-        values = (1.0, *found.by_position)
-        is_falling = all(later <= earlier for earlier, later in itertools.pairwise(values))
-        if not found.by_position or not is_falling or not all(0 <= each <= 1 for each in (found.coverage, *values)):
-            raise CostModelError(
-                "`acceptance` must have a `coverage` from 0 to 1 and, in `by_position`, probabilities that never rise"
-            )
-        return found
+            raise CostModelError(f"`acceptance` needs {', '.join(PROBABILITIES)} ({error!r})") from None
+        values = (coverage, first, following)
+        if not all(0 <= each <= 1 for each in values):
+            raise CostModelError(f"`acceptance` has {values}, but {', '.join(PROBABILITIES)} are from 0 to 1")
+        return cls(coverage, first, following, is_adaptive)
 
 
 def fit_acceptance(launches: Sequence[TracedSteps]) -> DraftAcceptance | None:
@@ -68,21 +63,25 @@ def fit_acceptance(launches: Sequence[TracedSteps]) -> DraftAcceptance | None:
     chosen = every or drafted
     if not chosen:
         return None
-    positions = max(steps.drafts.shape[2] for steps in chosen if steps.drafts is not None)
-    proposed, accepted = np.zeros(positions), np.zeros(positions)
-    rows = 0.0
+    rows = drafts = whole = firsts = later = chances = 0.0
     for steps in chosen:
         assert steps.drafts is not None
-        totals = steps.drafts.sum(axis=0)
-        proposed[: totals.shape[1]] += totals[0]
-        accepted[: totals.shape[1]] += totals[1]
+        proposed, accepted = steps.drafts.sum(axis=0)
         # An adaptive server that leaves out a step's drafts does not report whether there were any.
-        with_rows = steps.work[:, 4] if every else steps.work[steps.drafted > 0, 4]
-        rows += float(with_rows.sum())
-    rates = [a / p for a, p in zip(accepted, proposed, strict=True) if p > 0]
-    falling = np.minimum.accumulate(rates)
-    coverage = min(1.0, float(proposed[0]) / rows) if rows else math.nan
-    return DraftAcceptance(coverage, tuple(float(each) for each in falling), is_adaptive=not every)
+        rows += float((steps.work[:, 4] if every else steps.work[steps.drafted > 0, 4]).sum())
+        drafts += float(proposed[0])
+        firsts += float(accepted[0])
+        whole += float(accepted[-1])
+        later += float(accepted[1:].sum())
+        # Drafts at the end of an answer are shorter.
+        longer = np.divide(proposed[1:], proposed[:-1], out=np.zeros(len(proposed) - 1), where=proposed[:-1] > 0)
+        chances += float((accepted[:-1] * longer).sum())
+    following = later / chances if chances else firsts / drafts
+    # A draft after one that was accepted to its end continues the stretch.
+    begun = max(drafts - whole, 1.0)
+    first = min(1.0, max(0.0, (firsts - whole * following) / begun))
+    coverage = min(1.0, max(0.0, (drafts - whole) / max(rows - whole, 1.0)))
+    return DraftAcceptance(coverage, first, min(1.0, following), is_adaptive=not every)
 
 
 def _setting(steps: TracedSteps, name: str) -> Any:

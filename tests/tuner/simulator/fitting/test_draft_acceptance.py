@@ -8,8 +8,9 @@ import pytest
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import CostModelError
 from tuner.simulator.fitting.draft_acceptance import DraftAcceptance, fit_acceptance
-from tuner.simulator.fitting.step_cost import CostModel, fit
+from tuner.simulator.fitting.step_cost import CostModel, LinearLaw, fit
 from tuner.simulator.fitting.step_trace import TracedSteps, joined, read_steps
+from tuner.simulator.speculation import Drafting, SpeculatingLaw
 
 NOT_ADAPTIVE = {"settings": {"speculate_adaptive": {"value": False}}}
 COLUMNS = ["kind", *StepWork._fields, "drafts_proposed", "drafts_accepted", "total_ns", "wall_ns"]
@@ -25,21 +26,46 @@ def traced(path, rows, facts=NOT_ADAPTIVE):
     return read_steps(path)
 
 
-def test_coverage_and_acceptance_are_counted_by_position(tmp_path):
-    steps = traced(tmp_path / "t", [decode(4, (2, 2), (2, 1)), decode(4), decode(2, (2,), (0,))])
+def test_a_first_token_and_one_after_an_accepted_one_are_told_apart(tmp_path):
+    """Ten drafts of two tokens in 20 rows: six first tokens are accepted, and three of these drafts to their end."""
+    steps = traced(tmp_path / "t", [decode(10, (6, 6), (4, 2)), decode(10, (4, 4), (2, 1))])
 
     found = fit_acceptance([steps])
 
-    assert found == DraftAcceptance(coverage=0.4, by_position=(0.5, 0.5))
-    assert steps.drafted.tolist() == [4, 0, 2]
+    assert found is not None
+    assert found.next == pytest.approx(3 / 6)
+    # Three drafts continue an accepted one, and half of their first tokens are accepted: 4.5 of the other 7.
+    assert found.first == pytest.approx(4.5 / 7)
+    assert found.coverage == pytest.approx(7 / 17)
+    assert steps.drafted.tolist() == [12, 8]
+
+
+@pytest.mark.parametrize("speculate", [2, 4, 8])
+def test_the_length_of_drafts_does_not_change_what_is_fitted(tmp_path, speculate):
+    """Drafts of a simulated server whose acceptance is known, counted by position as in a step trace."""
+    truth = DraftAcceptance(0.3, 0.2, 0.9)
+    drafting = Drafting(SpeculatingLaw(LinearLaw((0.0,) * 10), speculate, truth, is_adaptive=False))
+    row, lines = drafting.row(7, 100, 10**9), []
+    for _ in range(30_000):
+        [length] = drafting.propose([row])
+        count = drafting.accepted(row, length) if length else 0
+        lines.append(decode(1, [1] * length, [int(place < count) for place in range(length)]))
+        row.num_ids += 1 + count
+
+    found = fit_acceptance([traced(tmp_path / "t", lines)])
+
+    assert found is not None
+    assert (found.coverage, found.first, found.next) == pytest.approx((0.3, 0.2, 0.9), rel=0.1)
 
 
 def test_an_adaptive_server_is_counted_only_in_steps_with_drafts(tmp_path):
-    adaptive = traced(tmp_path / "a", [decode(4, (2,), (1,)), decode(100)], facts={})
-    every = traced(tmp_path / "e", [decode(2, (1,), (1,)), decode(2)])
+    adaptive = traced(tmp_path / "a", [decode(4, (2, 2), (1, 0)), decode(100)], facts={})
+    every = traced(tmp_path / "e", [decode(2, (1, 1), (0, 0)), decode(2)])
 
-    assert fit_acceptance([adaptive]) == DraftAcceptance(0.5, (0.5,), is_adaptive=True)
-    assert fit_acceptance([adaptive, every]) == DraftAcceptance(0.25, (1.0,))
+    assert fit_acceptance([adaptive]) == DraftAcceptance(0.5, 0.5, 0.0, is_adaptive=True)
+    found = fit_acceptance([adaptive, every])
+    assert found is not None
+    assert (found.coverage, found.first, found.is_adaptive) == (0.25, 0.0, False)
     assert fit_acceptance([traced(tmp_path / "n", [decode(3)])]) is None
 
 
@@ -74,15 +100,7 @@ def test_the_cost_of_drafted_tokens_is_found(tmp_path):
     assert model.acceptance is not None
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {},
-        {"coverage": 2, "by_position": [0.5]},
-        {"coverage": 1, "by_position": [0.4, 0.5]},
-        {"coverage": 1, "by_position": []},
-    ],
-)
+@pytest.mark.parametrize("row", [{}, {"coverage": 2, "first": 0.5, "next": 0.5}, {"coverage": 1, "first": 0.5}])
 def test_an_acceptance_that_is_no_probability_is_refused(row):
     with pytest.raises(CostModelError, match="`acceptance`"):
         DraftAcceptance.from_json(row)
