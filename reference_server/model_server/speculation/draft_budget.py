@@ -6,8 +6,10 @@ drafts to verify; this limits what they may lose together, for example to many s
 
 LOSS_SHARE = 0.015
 """Of the time of plain decoding."""
-MOST_STEPS = 2.0
-"""Plain steps whose time may be lost at once, after drafts that paid."""
+FIRST_STEPS = 2.0
+"""Plain steps whose time may be lost before anything is saved."""
+MOST_STEPS = 8.0
+"""Plain steps whose time may be lost in a row after drafts that paid: a few refused drafts do not end them."""
 
 
 class DraftBudget:
@@ -23,7 +25,7 @@ class DraftBudget:
         """Count a step, which takes `plain_ns` without drafts."""
         if not self._most_ns:
             # Before the first step there is nothing to lose a share of.
-            self._left_ns = MOST_STEPS * plain_ns
+            self._left_ns = FIRST_STEPS * plain_ns
         self._most_ns = MOST_STEPS * plain_ns
         self.add(LOSS_SHARE * plain_ns)
 
