@@ -15,8 +15,9 @@ MIDDLE = 8
 SPANS = (-8.0, -7.0, -9.0)
 """Codes, less MIDDLE, that a group's largest weight may get. -8: the codes reach as far as that weight. -7: a weight of
 the other sign is as large. -9: it is cut off, and the others get finer steps."""
-CHUNK = 1 << 20
-"""Weights that are rounded together, so that their float32 copies are small."""
+CHUNK = 1 << 18
+"""Weights that are rounded together. Their float32 copies stay in the cache: 17 ns a weight, and 34 ns with four times
+as many."""
 
 
 def round_to_int4(weight: Tensor) -> Product:
