@@ -208,7 +208,10 @@ class ModelConfig(CommonConfig):
     )
     kv_cache_dtype: Annotated[
         KVCacheDtype | None, Tunable(choices=("auto", "fp8_e4m3fn"), when="quantize in ['none', 'fp8']")
-    ] = Field(None, description="Data type of the KV cache. Unset: the compute type.")
+    ] = Field(
+        None,
+        description="Data type of the K/V cache; e4m3 with the scales of the checkpoint. Unset: the compute type.",
+    )
     load_format: Literal["auto", "dummy"] = Field("auto", description="dummy: seeded random weights, no download.")
     attention: Attention = Field(
         "auto", description="Attention backend, or one of TGI's names, which sets the block size."

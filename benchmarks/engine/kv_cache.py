@@ -12,6 +12,7 @@ that of random ones. Scales are 1: no preset has any.
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -79,7 +80,7 @@ def main() -> None:
     parser.add_argument("--contexts", nargs="+", type=int, default=[512, 4096])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--text-tokens", type=int, default=8192)
+    parser.add_argument("--text-tokens", type=int, default=4096)
     parser.add_argument("--quick", action="store_true", help="tiny-llama, one context, three rounds, a short text")
     parser.add_argument("--json", type=Path, help="also write the measurements here")
     args = parser.parse_args()
@@ -103,17 +104,15 @@ def measure(model: str, plan: CachePlan) -> list[CacheResult]:
     }
     speeds = speeds_of(rigs, plan)
     ids = text_ids(EngineOptions(f"preset:{model}"), plan.text_tokens)
-    plain = log_probabilities(rigs["bfloat16"], ids)
+    predicted = predictions_of(rigs, ids)
     results = []
     for cache, rig in rigs.items():
-        own = log_probabilities(rig, ids)
-        loss = -own[:-1].gather(1, ids[1:, None]).mean()
         block_bytes = bytes_per_block(rig.prepared.shapes, rig.block_size, rig.prepared.cache_dtype)
         capacity = (1 << 30) // block_bytes * rig.block_size
         backends = rig.prepared.backends
         kernels = f"{backends['decode']} attention, {backends['kernels']}"
-        kl = divergence(plain, own)
-        results.append(CacheResult(model, cache, kernels, capacity, len(ids), kl, loss.exp().item(), speeds[cache]))
+        kl, perplexity = predicted[cache]
+        results.append(CacheResult(model, cache, kernels, capacity, len(ids), kl, perplexity, speeds[cache]))
         rig.close()
     return results
 
@@ -145,16 +144,26 @@ def decode_rate(rig: Rig, rows: int, context: int, steps: int) -> float:
     return rows * steps / (time.perf_counter() - started)
 
 
-def log_probabilities(rig: Rig, ids: Tensor) -> Tensor:
-    """[tokens, vocabulary], each token from those before it in its window."""
-    parts = []
-    for window in ids.split(WINDOW):
-        batch = rig.batch(1, len(window), 1, is_prefilled=False)
-        (sequence,) = batch.sequences
-        sequence.ids = window.tolist()
-        sequence.request = replace(sequence.request, prefill_logprobs=True)
-        parts.append(rig.prepared.forward(build_inputs(batch, prompt_logprobs=True)).float().log_softmax(-1))
-    return torch.cat(parts)
+def predictions_of(rigs: Mapping[CacheName, Rig], ids: Tensor) -> dict[CacheName, tuple[float, float]]:
+    """KL divergence per token from the predictions with a bfloat16 cache, and perplexity; of each cache."""
+    divergences: dict[CacheName, list[float]] = {cache: [] for cache in rigs}
+    losses: dict[CacheName, list[float]] = {cache: [] for cache in rigs}
+    for window in ids[: len(ids) // WINDOW * WINDOW].split(WINDOW):
+        plain = log_probabilities(rigs["bfloat16"], window)
+        for cache, rig in rigs.items():
+            own = log_probabilities(rig, window)
+            divergences[cache].append(divergence(plain, own))
+            losses[cache].append(-own[:-1].gather(1, window[1:, None]).mean().item())
+    return {cache: (statistics.mean(divergences[cache]), math.exp(statistics.mean(losses[cache]))) for cache in rigs}
+
+
+def log_probabilities(rig: Rig, window: Tensor) -> Tensor:
+    """[tokens, vocabulary], each token from those before it."""
+    batch = rig.batch(1, len(window), 1, is_prefilled=False)
+    (sequence,) = batch.sequences
+    sequence.ids = window.tolist()
+    sequence.request = replace(sequence.request, prefill_logprobs=True)
+    return rig.prepared.forward(build_inputs(batch, prompt_logprobs=True)).float().log_softmax(-1)
 
 
 def table(results: Sequence[CacheResult]) -> str:

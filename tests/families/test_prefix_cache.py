@@ -1,10 +1,12 @@
 """Prompts with a common prefix, found in the prefix cache: the ids equal those of Transformers' generate."""
 
 import asyncio
+from typing import Literal
 
 import pytest
 
 from reference_server.messages import ChooserParameters, Request, StoppingParameters
+from reference_server.model_server.float8 import FLOAT8_TYPES
 from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from reference_server.router.batching import Batcher
@@ -12,6 +14,7 @@ from reference_server.router.generation_stream import Finished
 from reference_server.router.scheduling.request import ValidGenerateRequest
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
 from reference_server.router.validation.token_limits import ConfiguredLimits, resolve_limits, warmup_request
+from tests.support.models.rounding_cache import generate_rounded
 from tests.support.models.tiny_configs import CONFIGS
 from tests.support.models.tiny_models import (
     SavedModel,
@@ -49,9 +52,23 @@ async def test_prefixes_cached_at_once_change_no_token(name: str, saved_models: 
     await check_cached_prefixes(saved_models[name], chunk_tokens=256)
 
 
-async def check_cached_prefixes(saved: SavedModel, chunk_tokens: int) -> None:
+@pytest.mark.parametrize("cache", ["fp8_e4m3fn", "fp8_e5m2"])
+async def test_prefixes_cached_in_eight_bits_equal_the_rounded_reference(
+    cache: Literal["fp8_e4m3fn", "fp8_e5m2"], saved_models: SavedModels
+):
+    await check_cached_prefixes(saved_models["llama"], chunk_tokens=16, cache=cache)
+
+
+async def check_cached_prefixes(
+    saved: SavedModel, chunk_tokens: int, cache: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = None
+) -> None:
     options = EngineOptions(
-        str(saved.directory), dtype="float32", cpu_memory_gib=0.01, compute_threads=1, prefix_caching=True
+        str(saved.directory),
+        dtype="float32",
+        cpu_memory_gib=0.01,
+        compute_threads=1,
+        prefix_caching=True,
+        kv_cache_dtype=cache,
     )
     shard = LocalShard.load(options)
     info = await shard.info()
@@ -83,4 +100,9 @@ async def check_cached_prefixes(saved: SavedModel, chunk_tokens: int) -> None:
     shard.close()
 
     assert [cached for _, cached in answers] == [0, 32, 32, 32, 16]
-    assert [ids for ids, _ in answers] == [generate_alone(saved.model, prompt, NEW_TOKENS) for prompt in PROMPTS]
+    assert [ids for ids, _ in answers] == [
+        generate_alone(saved.model, prompt, NEW_TOKENS)
+        if cache is None
+        else generate_rounded(saved.model, prompt, NEW_TOKENS, FLOAT8_TYPES[cache])
+        for prompt in PROMPTS
+    ]

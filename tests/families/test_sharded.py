@@ -46,6 +46,9 @@ QUANTIZED = [
 ]
 QUANTIZED_SHORT = [case for case in QUANTIZED if case not in (("llama", "awq"), ("mixtral", "gptq"))]
 
+# Two ranks divide the K/V heads of Llama and share that of Qwen2.
+EIGHT_BIT_CACHES = [("llama", "fp8_e4m3fn"), ("qwen2", "fp8_e5m2")]
+
 RankResults = list[dict[str, Any]]
 """Results of one model, by rank."""
 
@@ -118,6 +121,9 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> TwoRanks:
     """One pair of processes for all models of the short suite."""
     directory = tmp_path_factory.mktemp("two-ranks")
     directories = save_plain(directory, SHORT) | save_all_quantized(directory, QUANTIZED_SHORT)
+    for name, cache in EIGHT_BIT_CACHES:
+        saved = save_tiny_model(directory / f"{name}-{cache}", name)
+        directories[name, cache] = saved.with_name(f"{saved.name}@{cache}")
     return TwoRanks(directories, run_ranks(2, directories, directory / "rendezvous"))
 
 
@@ -132,6 +138,13 @@ async def test_model_server_M23_two_ranks_generate_the_ids_of_one(two_ranks: Two
 @pytest.mark.timeout(400)
 async def test_two_ranks_with_quantized_weights_generate_the_ids_of_one(two_ranks: TwoRanks) -> None:
     for case in QUANTIZED_SHORT:
+        await assert_equal_to_one_rank(two_ranks.results[case], two_ranks.directories[case], max_bytes=0.75)
+
+
+@pytest.mark.xdist_group("two ranks")
+@pytest.mark.timeout(400)
+async def test_two_ranks_with_an_eight_bit_cache_generate_the_ids_of_one(two_ranks: TwoRanks) -> None:
+    for case in EIGHT_BIT_CACHES:
         await assert_equal_to_one_rank(two_ranks.results[case], two_ranks.directories[case], max_bytes=0.75)
 
 

@@ -1,6 +1,6 @@
 """One rank of a sharded model in its own process: runs a scripted load and prints the generated ids.
 
-python -m tests.support.models.rank_process RANK WORLD_SIZE RENDEZVOUS_FILE MODEL_DIRECTORY
+python -m tests.support.models.rank_process RANK WORLD_SIZE RENDEZVOUS_FILE MODEL_DIRECTORY[@KV_CACHE_DTYPE] ...
 """
 
 import asyncio
@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from reference_server.adapter_source import AdapterSource
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
@@ -18,6 +18,7 @@ from reference_server.model_server.options import EngineOptions
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_models import random_prompt, text_of
 
+FLOAT8_NAMES: dict[str, Literal["fp8_e4m3fn", "fp8_e5m2"]] = {"fp8_e4m3fn": "fp8_e4m3fn", "fp8_e5m2": "fp8_e5m2"}
 PROMPTS = [random_prompt(length) for length in (4, 20, 2, 11)]
 
 
@@ -26,8 +27,17 @@ async def run_load(directory: Path, rank: int, world_size: int) -> dict[str, Any
 
     The adapters in `directory`/adapters are used by the first requests, one each.
     """
+    name, _, cache = directory.name.partition("@")
+    directory = directory.with_name(name)
     adapters = tuple(AdapterSource(path.name, str(path)) for path in sorted((directory / "adapters").glob("*")))
-    options = EngineOptions(str(directory), dtype="float32", cpu_memory_gib=0.01, compute_threads=1, adapters=adapters)
+    options = EngineOptions(
+        str(directory),
+        dtype="float32",
+        cpu_memory_gib=0.01,
+        compute_threads=1,
+        adapters=adapters,
+        kv_cache_dtype=FLOAT8_NAMES.get(cache),
+    )
     adapter_ids = dict(enumerate(each.name for each in adapters))
     shard = LocalShard.load(options, rank, world_size)
     request = Request(0, (text_of([1] * 16),), 16, ChooserParameters(), StoppingParameters(1))
