@@ -65,6 +65,9 @@ def generate_rounded(
     latent = with_rounded_latents(model, dtype)
     if latent is not None:
         return generate_alone(latent, prompt, max_new_tokens)
+    if model.config.model_type == "mpt":
+        # Transformers' generation of MPT with a cache that is given to it is wrong, also with a plain one.
+        return recomputed(model, prompt, max_new_tokens, dtype, scales)
     is_pair = model.config.is_encoder_decoder
     decoder = model.config.get_text_config(decoder=True)
     cache: Any = RoundingCache(decoder, dtype, scales)
@@ -81,3 +84,15 @@ def generate_rounded(
     )
     ids: list[int] = output[0].tolist()
     return ids[1:] if is_pair else ids[len(prompt) :]
+
+
+@torch.no_grad()
+def recomputed(
+    model: PreTrainedModel, prompt: list[int], max_new_tokens: int, dtype: torch.dtype, scales: tuple[float, float]
+) -> list[int]:
+    """The same with every step as a prompt of its own."""
+    ids = list(prompt)
+    for _ in range(max_new_tokens):
+        cache = RoundingCache(model.config, dtype, scales)
+        ids.append(int(model(torch.tensor([ids]), past_key_values=cache).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
