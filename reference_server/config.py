@@ -324,6 +324,10 @@ class BatchingConfig(CommonConfig):
     def _check_budgets(self) -> Self:
         if self.transport == "link" and self.grpc_schema == "v2":
             raise ValueError("`transport` link needs `grpc_schema` v3: use auto or grpc")
+        if self.grpc_schema == "v2" and (self.lora_adapters or self.adapter_directory):
+            raise ValueError(
+                "`lora_adapters` and `adapter_directory` need `grpc_schema` v3: v2 has no field for a request's adapter"
+            )
         total = self.max_batch_total_tokens
         if total is None:
             return self

@@ -333,7 +333,9 @@ class Engine:
         block_bytes = bytes_per_block(self.model.shapes, self._block_size, self.model.cache_dtype)
         if device.type != "cpu":
             share = self.options.memory_fraction * self.options.wiggle_room
-            return blocks_in_free_memory(DeviceMemory.of(device), share, block_bytes) + warmup_blocks
+            adapters = self.model.adapters
+            later_bytes = 0 if adapters is None else max(0, (self.options.adapter_bytes or 0) - adapters.nbytes)
+            return blocks_in_free_memory(DeviceMemory.of(device), share, block_bytes, later_bytes) + warmup_blocks
         budget = device_bytes(self.options) * self.options.memory_fraction / self._group.world_size
         return blocks_that_fit(budget, self._weight_bytes, peak_bytes, block_bytes)
 

@@ -31,18 +31,19 @@ def blocks_that_fit(budget_bytes: float, weight_bytes: int, peak_bytes: int, blo
     return num_blocks
 
 
-def blocks_in_free_memory(memory: DeviceMemory, share: float, block_bytes: int) -> int:
-    """Blocks that fit in an accelerator's free memory if the part beyond `share` stays free.
+def blocks_in_free_memory(memory: DeviceMemory, share: float, block_bytes: int, reserved_bytes: int = 0) -> int:
+    """Blocks that fit in an accelerator's free memory if the part beyond `share` and `reserved_bytes` stay free.
 
     Call it after the largest prefill, whose memory the allocator keeps. Raises ShardError, with the flags to change, if
     none fits.
     """
-    free_bytes = memory.free_bytes - (1 - share) * memory.total_bytes
+    kept_free_bytes = (1 - share) * memory.total_bytes + reserved_bytes
+    free_bytes = memory.free_bytes - kept_free_bytes
     num_blocks = int(max(0.0, free_bytes) // block_bytes)
     if num_blocks == 0:
         raise ShardError(
             f"no K/V block fits: of {_gib(memory.total_bytes)} of device memory {_gib(memory.free_bytes)} are free "
-            f"beside the weights and the largest prefill, and {_gib((1 - share) * memory.total_bytes)} have to stay "
+            f"beside the weights and the largest prefill, and {_gib(kept_free_bytes)} have to stay "
             "free. Raise `--cuda-memory-fraction`, or lower `--max-batch-prefill-tokens`"
         )
     return num_blocks

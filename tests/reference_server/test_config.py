@@ -45,6 +45,8 @@ def test_an_empty_server_config_is_valid_and_served() -> None:
         ({"shard_addr": "127.0.0.1:1"}, "only work together"),
         ({"shard_addr": "127.0.0.1:1", "no_shards": True, "transport": "link"}, "`transport` link needs unix sockets"),
         ({"grpc_schema": "v2", "transport": "link"}, "`transport` link needs `grpc_schema` v3"),
+        ({"grpc_schema": "v2", "lora_adapters": ("preset:exclaim",)}, "need `grpc_schema` v3"),
+        ({"grpc_schema": "v2", "adapter_directory": "adapters"}, "need `grpc_schema` v3"),
         ({"node_rank": 1}, "`node_rank` is 1 but `num_nodes` is 1"),
         ({"num_nodes": 2}, "`num_nodes` needs `master_addr`, and `shard_addr`"),
         ({"num_nodes": 2, "master_addr": "a"}, "`num_nodes` needs `master_addr`, and `shard_addr`"),

@@ -6,12 +6,27 @@ import pytest
 import torch
 
 from reference_server.errors import ShardError
-from reference_server.model_server.memory import GIB, PeakTensorBytes, available_bytes, blocks_that_fit, device_bytes
+from reference_server.model_server.device import DeviceMemory
+from reference_server.model_server.memory import (
+    GIB,
+    PeakTensorBytes,
+    available_bytes,
+    blocks_in_free_memory,
+    blocks_that_fit,
+    device_bytes,
+)
 from reference_server.model_server.options import EngineOptions
 
 
 def test_blocks_fill_the_memory_beside_weights_and_prefill() -> None:
     assert blocks_that_fit(1000.0, weight_bytes=300, peak_bytes=250, block_bytes=100) == 4
+
+
+def test_blocks_of_an_accelerator_leave_memory_for_adapters_that_are_loaded_later() -> None:
+    memory = DeviceMemory(free_bytes=80, total_bytes=100)
+
+    assert blocks_in_free_memory(memory, 0.9, 10) == 7
+    assert blocks_in_free_memory(memory, 0.9, 10, reserved_bytes=25) == 4
 
 
 def test_without_memory_for_a_block_the_error_names_the_flags() -> None:
