@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 PREFIX_CHARACTERS = 256
 """So many characters at the start of a prompt select the replica; the prompts of a group must differ in them."""
 BODY_LIMIT = "2m"
-"""The largest body, the server's `--payload-limit`. A body on disk would have no start."""
+"""The largest body, as the bundled server's. A body on disk would have no start."""
 
 # The text of the first `inputs`, `prompt`, `content` or `text`, in which a backslash escapes the next character.
 _START = (
