@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.engine.rounded_checkpoint import save_rounded
 from benchmarks.peers.gguf_file import write_gguf
 from benchmarks.peers.http_load import Dialect, FailedRequest, WavePrompt, run_wave
 from loadgen.errors import StartError
@@ -56,17 +55,6 @@ def own_server(model: str, threads: int, *, quantize: str | None = None) -> list
     words += ["--prefix-caching", "false", "--cpu-memory-gib", "4", "--max-batch-prefill-tokens", str(PREFILL_TOKENS)]
     words += ["--dtype", "bfloat16"] if quantize is None else ["--quantize", quantize]
     return [sys.executable, "-m", "reference_server.launcher.cli", *words]
-
-
-def own_int4_server(model: str, threads: int) -> list[str]:
-    """Our server with weights rounded to nearest in four bits, in the format of GPTQ."""
-    directory = CACHE / "models" / f"{_file_name(model)}-int4"
-    if not directory.is_dir():
-        unfinished = directory.with_suffix(".unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.parent.mkdir(parents=True, exist_ok=True)
-        save_rounded(model, "gptq", unfinished).rename(directory)
-    return own_server(str(directory), threads, quantize="gptq")
 
 
 def transformers_server(mode: str) -> Callable[[str, int], list[str]]:
@@ -154,7 +142,7 @@ PEERS = (
 )
 QUANTIZED_PEERS = (
     PeerKind("ours-int8", "weights in eight bits", "tgi", functools.partial(own_server, quantize="eetq")),
-    PeerKind("ours-int4", "weights in four bits, groups of 32", "tgi", own_int4_server),
+    PeerKind("ours-int4", "weights in four bits", "tgi", functools.partial(own_server, quantize="int4")),
     PeerKind(
         "llama-q8_0",
         "llama-server, Q8_0",
