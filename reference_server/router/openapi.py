@@ -187,6 +187,7 @@ ANSWERS: Mapping[str, JsonSchema] = {
         kernels=_nullable(_list(_TEXT)),
         dtype=_nullable(_TEXT),
         quantize=_nullable(_TEXT),
+        kv_cache_dtype=_nullable(_TEXT),
         extensions=_list(_TEXT),
         tuned=_nullable({"type": "object"}),
         adapters=_list(_TEXT),

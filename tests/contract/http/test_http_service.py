@@ -76,8 +76,18 @@ async def test_http_H60_models_and_info():
 
     assert models == {"object": "list", "data": [{"id": "m", "object": "model", "created": 0, "owned_by": "m"}]}
     assert set(info) == INFO_KEYS | {"engine"}
-    engine = {"backend", "attention", "kernels", "dtype", "quantize", "extensions", "tuned", "adapters"}
-    assert set(info["engine"]) == engine
+    engine = {
+        "backend",
+        "attention",
+        "kernels",
+        "dtype",
+        "quantize",
+        "kv_cache_dtype",
+        "extensions",
+        "tuned",
+        "adapters",
+    }
+    assert set(info["engine"]) == engine | {"adapters"}
     assert {"ignore_eos_token", "ignore_eos", "min_new_tokens"} <= set(info["engine"]["extensions"])
 
 

@@ -5,13 +5,13 @@ from types import ModuleType
 
 import pytest
 
+from reference_server import trace_export
 from reference_server.router import server_info, sse
 from reference_server.router.chat import prompts, tool_calls
 from reference_server.router.schemas import scalars
-from reference_server.router.telemetry import tracing
 from reference_server.router.validation import token_listing
 
-MODULES = [prompts, scalars, server_info, sse, tool_calls, tracing, token_listing]
+MODULES = [prompts, scalars, server_info, sse, tool_calls, token_listing, trace_export]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)

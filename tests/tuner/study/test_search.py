@@ -60,21 +60,21 @@ def test_a_written_result_reaches_the_sampler_when_the_study_continues(tmp_path,
     tell = OptunaStudy.tell
 
     def dies_before_telling(study, trial, result, **how):
-        if result.number == 7:
+        if result.number == 8:
             raise SystemExit
         tell(study, trial, result, **how)
 
     monkeypatch.setattr(OptunaStudy, "tell", dies_before_telling)
     with pytest.raises(SystemExit):
-        run_search(open_search(tmp_path / "s", FormulaServer(), trials=10))
+        run_search(open_search(tmp_path / "s", FormulaServer(), trials=11))
     monkeypatch.setattr(OptunaStudy, "tell", tell)
     monkeypatch.setattr("tuner.study.optuna_study.is_alive", lambda lease: False)
 
     resumed = FormulaServer()
-    results = run_search(open_search(tmp_path / "s", resumed, trials=10))
+    results = run_search(open_search(tmp_path / "s", resumed, trials=11))
 
-    assert len(results) == 10
-    assert len(resumed.launches) == 2
+    assert len(results) == 11
+    assert results[8].settings not in resumed.launches
 
 
 def test_one_fault_is_retried_and_several_end_the_search(tmp_path):
