@@ -54,7 +54,7 @@ LOOPS: dict[str, Callable[[Coroutine[Any, Any, None]], None]] = {"asyncio": asyn
 class FreeCalls:
     """A shard with a single call, Decode, which costs nothing and returns one token for each request."""
 
-    info = health = warmup = prefill = filter_batch = clear_cache = None
+    info = health = warmup = prefill = filter_batch = clear_cache = load_adapter = unload_adapter = None
 
     def computing(self) -> AbstractContextManager[None]:
         return nullcontext()
