@@ -9,7 +9,7 @@ from reports.plots import step_plots
 
 DECODE = "Decode (token)"
 NOTE = (
-    "In brackets: the 95 % interval of the average, from the runs as independent values. p90 needs 10 runs, p99 "
+    "Below each average: its 95 % interval, from the runs as independent values. p90 needs 10 runs, p99 "
     "needs 100. Times are those of the benchmark's client, with the wire to the model server."
 )
 THROUGHPUT_NOTE = "Prefill counts the first token of each request, as TGI; prefill (prompt) the tokens of the prompts."
@@ -70,14 +70,12 @@ def _row(row: "pd.Series[Any]", has_percentiles: bool) -> dict[str, object]:
     average, half = float(row["average"]), row["half_interval"]
     known = not pd.isna(half)
     estimate = Estimate(average, average - half, average + half) if known else Estimate(average)
-    percentiles = {
-        name: None if pd.isna(row[name]) else format_number(float(row[name])) for name in ("p50", "p90", "p99")
-    }
+    percentiles = {name: None if pd.isna(row[name]) else float(row[name]) for name in ("p50", "p90", "p99")}
     return {
         "step": row["step"],
         "batch size": int(row["batch_size"]),
         "average": estimate,
-        "lowest": format_number(float(row["lowest"])),
-        "highest": format_number(float(row["highest"])),
+        "lowest": float(row["lowest"]),
+        "highest": float(row["highest"]),
         **(percentiles if has_percentiles else {}),
     }

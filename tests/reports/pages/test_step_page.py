@@ -29,7 +29,7 @@ def test_averages_have_intervals_and_unknown_percentiles_are_missing():
 
     assert isinstance(table, Table)
     row = table.frame.iloc[0]
-    assert (str(row["average"]), row["p90"], row["p99"]) == ("20.0 (19.0–21.0)", "9.00", None)
+    assert (str(row["average"]), row["p90"], row["p99"]) == ("20.0 (19.0–21.0)", 9.0, None)
 
 
 def test_a_single_batch_size_has_no_figure():
