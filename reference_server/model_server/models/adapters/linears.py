@@ -33,15 +33,25 @@ class AdaptableLinear:
 
 
 def shapes_of(model: Any) -> dict[str, tuple[int, int, bool]]:
-    """Outputs, inputs and whether the weight is transposed, by name, before the model is cut. Not the output head."""
+    """Outputs, inputs and whether the weight is transposed, by name, before the model is cut.
+
+    Not the output head, and not a router of experts that returns more than its product (PhiMoE).
+    """
     head = model.get_output_embeddings()
     found = {}
     for name, module in model.named_modules():
         is_transposed = type(module).__name__ == CONV1D
-        if module is not head and (isinstance(module, nn.Linear) or is_transposed):
+        if module is not head and (_returns_its_product(module) or is_transposed):
             outputs, inputs = reversed(module.weight.shape) if is_transposed else module.weight.shape
             found[name] = (outputs, inputs, is_transposed)
     return found
+
+
+def _returns_its_product(module: nn.Module) -> bool:
+    # FalconLinear is nn.Linear with the bias added separately.
+    return isinstance(module, nn.Linear) and (
+        type(module).forward is nn.Linear.forward or type(module).__name__ == "FalconLinear"
+    )
 
 
 def linears_of(shapes: Mapping[str, tuple[int, int, bool]], cuts: Mapping[str, Cut]) -> dict[str, AdaptableLinear]:
