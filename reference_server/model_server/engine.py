@@ -207,7 +207,9 @@ class Engine:
             return None
         assert self.model.head is not None, "a ragged model has an output head"
         config = self.loaded.config.get_text_config()
-        base = BaseModel(config.hidden_size, config.vocab_size, self.model.head)
+        # OPT may project its last hidden states to the size of its embeddings.
+        hidden_size = getattr(config, "word_embed_proj_dim", config.hidden_size)
+        base = BaseModel(hidden_size, config.vocab_size, self.model.head)
         heads = load_heads(speculator, base, self.loaded.dtype, self.loaded.device)
         logger.info("drafts of up to %d tokens from the heads (%s) in %s", self._speculate, heads.name, speculator)
         return heads
