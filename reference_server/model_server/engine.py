@@ -27,7 +27,7 @@ from reference_server.model_server.device import (
 )
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.draft_cost import DraftCost
-from reference_server.model_server.draft_heads.base import BaseModel
+from reference_server.model_server.draft_heads.base_model import BaseModel
 from reference_server.model_server.draft_heads.heads import DraftHeads, load_heads, num_drafted
 from reference_server.model_server.draft_heads.source import HeadsSource
 from reference_server.model_server.drafting import Drafter, NgramSource

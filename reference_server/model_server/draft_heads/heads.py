@@ -8,7 +8,7 @@ from torch import Tensor
 
 from reference_server.errors import ArgumentError, StartupError
 from reference_server.json_files import read_json
-from reference_server.model_server.draft_heads.base import BaseModel
+from reference_server.model_server.draft_heads.base_model import BaseModel
 from reference_server.model_server.draft_heads.medusa import load_medusa
 from reference_server.model_server.draft_heads.mlp_speculator import load_mlp_speculator
 from reference_server.model_server.draft_heads.weights import MOST_HEADS, number_of

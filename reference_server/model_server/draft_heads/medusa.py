@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reference_server.errors import StartupError
-from reference_server.model_server.draft_heads.base import BaseModel
+from reference_server.model_server.draft_heads.base_model import BaseModel
 from reference_server.model_server.draft_heads.weights import MOST_HEADS, SpeculatorWeights, best_of, number_of, packed
 from reference_server.model_server.models.walk import Linear
 

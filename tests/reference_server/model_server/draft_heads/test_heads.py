@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from reference_server.errors import ArgumentError, StartupError
-from reference_server.model_server.draft_heads.base import BaseModel
+from reference_server.model_server.draft_heads.base_model import BaseModel
 from reference_server.model_server.draft_heads.heads import DraftHeads, load_heads, num_drafted
 from tests.support.models.saved_heads import save_medusa, save_mlp_speculator
 
