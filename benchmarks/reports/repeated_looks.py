@@ -1,4 +1,4 @@
-"""What repeated looks at growing data cost: `--converge` looks at a run, and `history check` at each commit.
+"""Measure coverage and false alarms under repeated looks at growing data: `--converge` and `history check`.
 
     python -m benchmarks.reports.repeated_looks [--runs 400] [--series 200] [--json FILE]
 

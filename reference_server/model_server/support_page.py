@@ -9,7 +9,7 @@ from reference_server.model_server.models.parallel import NOT_SHARDED, PLANS
 from reference_server.model_server.quantization.schemes import SCHEMES, QuantizationScheme
 
 REFUSED_ADAPTERS = "refused: one adapter, merged"
-"""What remains without `--lora-adapters`: an adapter as `--model-id`."""
+"""How a family without `--lora-adapters` serves an adapter: as `--model-id`."""
 
 INTRODUCTION = """# Supported models
 

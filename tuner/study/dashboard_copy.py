@@ -68,7 +68,7 @@ def _trial(result: TrialResult, objective: Objective, space: SearchSpace) -> Fro
 
 
 def _attributes(result: TrialResult) -> dict[str, Any]:
-    """What the dashboard lists beside a trial: its end, its metrics, and every setting."""
+    """The attributes of a trial in the dashboard: its end, its metrics, and every setting."""
     limits = {
         f"limit {limit}": "met" if violation <= 0 else f"missed by {violation:.3g}"
         for limit, violation in result.violations.items()

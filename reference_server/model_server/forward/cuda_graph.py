@@ -93,7 +93,7 @@ class GraphedForward:
         self._make_runner = runner
         self._block_size = block_size
         self._replays: dict[int, CapturedStep] = {}
-        # What draft heads read, where the graph of each size writes it.
+        # The graph of each size writes the hidden states here; draft heads read them.
         self._hidden: dict[int, Tensor] = {}
         self.inputs: StaticInputs | None = None
         # The rows whose tables are on the device, the size that was replayed, and the positions after it.

@@ -389,10 +389,10 @@ def test_a_speculator_on_this_machine_is_completed_by_its_base_model_of_the_hub(
 
 
 def test_a_speculator_without_its_base_model_is_an_error(hub, cache, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({**MEDUSA, "base_model_name_or_path": "nobody/nothing"}))
+    (tmp_path / "config.json").write_text(json.dumps({**MEDUSA, "base_model_name_or_path": "missing/model"}))
     (tmp_path / "medusa_lm_head.safetensors").write_bytes(b"heads")
 
-    with pytest.raises(StartupError, match="nobody/nothing"):
+    with pytest.raises(StartupError, match="missing/model"):
         downloader(hub, cache).ensure(Weights(str(tmp_path)))
 
 

@@ -178,7 +178,7 @@ async def test_the_routes_need_a_directory_a_key_and_room(tmp_path: Path) -> Non
         without_key = await load(served, "cook", "cook")
     async with serve(adapters=("poet",), adapter_rules=rules(tmp_path, max_adapters=1)) as served:
         full = await load(served, "cook", "cook")
-        missing = await unload(served, "nobody")
+        missing = await unload(served, "missing")
 
     assert closed[0] == 422
     assert "--adapter-directory" in closed[1]

@@ -19,7 +19,7 @@ Linear = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one part adds: ranks `[first_rank, first_rank + rank)` of A's product, to outputs from `first_output` on.
+    """One part's update: ranks `[first_rank, first_rank + rank)` of A's product, added from output `first_output` on.
 
     b: [outputs, rank], scaled.
     """
