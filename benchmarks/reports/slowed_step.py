@@ -2,7 +2,8 @@
 
     python -m benchmarks.reports.slowed_step --factor 1.05 --model-id preset:tiny-llama
 
-The thread that computes spins after each step, launched ahead or not, until the step has taken `factor` times its time.
+The thread that computes waits after each step, launched ahead or not, until the step has taken `factor` times its
+time. It waits awake, and lets the other threads of its process run.
 All other flags are those of `text-generation-launcher`. In a comparison, start both servers with this module, one of
 them with factor 1, so that both have its cost.
 """
@@ -24,12 +25,12 @@ from reference_server.model_server.rank_calls import RankCalls
 
 @contextmanager
 def stretched(factor: float, clock: Callable[[], float] = time.perf_counter) -> Iterator[None]:
-    """Spin at the end of the block until it has taken `factor` times its time."""
+    """Stay awake at the end of the block until it has taken `factor` times its time."""
     started = clock()
     yield
     until = started + factor * (clock() - started)
     while clock() < until:
-        pass
+        time.sleep(0)  # releases the interpreter's lock: a thread that waits for it would wait 5 ms
 
 
 def slowed_calls(factor: float) -> type[RankCalls]:

@@ -1,9 +1,11 @@
-import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 
 import pytest
 
-from benchmarks.reports.slowed_step import main, slowed_calls, stretched
+from benchmarks.reports import slowed_step
+from benchmarks.reports.slowed_step import main, stretched
 from reference_server.benchmark.steps import StepLoad, time_batch
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
 from reference_server.model_server import local_shard
@@ -38,22 +40,25 @@ def test_a_factor_below_one_is_refused(capsys: pytest.CaptureFixture[str]):
     assert "`--factor` must be at least 1" in capsys.readouterr().err
 
 
-async def decode_step_s(rows: int) -> float:
-    """The median time of a decode step of tiny-llama, over its shard's thread."""
+@pytest.mark.parametrize("rows", [1, 4])
+async def test_each_decode_step_takes_the_factor_at_any_concurrency(monkeypatch: pytest.MonkeyPatch, rows: int):
+    factors: list[float] = []
+
+    @contextmanager
+    def counted(factor: float) -> Iterator[None]:
+        factors.append(factor)
+        yield
+
+    monkeypatch.setattr(slowed_step, "stretched", counted)
+    monkeypatch.setattr(local_shard, "RankCalls", slowed_step.slowed_calls(4.0))
     options = EngineOptions("preset:tiny-llama", dtype="float32", cpu_memory_gib=0.05, compute_threads=1)
     shard = LocalShard.load(options)
     warmup = Request(0, ("_test " * 64,), 64, ChooserParameters(), StoppingParameters(1))
     await shard.warmup(WarmupRequest(Batch(0, (warmup,)), 64, max_input_tokens=48, max_total_tokens=64))
-    times = [await time_batch(shard, StepLoad("a b c d e f g h", 4, 24), rows) for _ in range(7)]
+    factors.clear()
+
+    timed = await time_batch(shard, StepLoad("a b c d e f g h", 4, 24), rows)
     shard.close()
-    return statistics.median(each.decode_s / each.decode_steps for each in times)
 
-
-@pytest.mark.parametrize("rows", [1, 4])
-async def test_decode_steps_take_the_factor_at_any_concurrency(monkeypatch: pytest.MonkeyPatch, rows: int):
-    plain = await decode_step_s(rows)
-    monkeypatch.setattr(local_shard, "RankCalls", slowed_calls(4.0))
-
-    slowed = await decode_step_s(rows)
-
-    assert 2.5 < slowed / plain < 6.0
+    # The call and what the shard computes after its reply, for the prefill and for each step.
+    assert factors == [4.0] * 2 * (1 + timed.decode_steps)
