@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from reference_server.adapter_source import AdapterSource
 from reference_server.messages import ChooserParameters
 from reference_server.model_server.device import no_waits
 from reference_server.model_server.local_shard import LocalShard
 from tests.gpu.conftest import GRAPH_SIZES, loaded
+from tests.support.models.adapters import merged, save_adapter
 from tests.support.models.random_calls import RandomCalls
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_models import generate_alone, make_tiny_model, random_prompt, save_tiny_model
@@ -96,3 +98,23 @@ async def test_a_decode_step_waits_once_on_a_copy(
             result = await driver.decode(result.batch)
 
     assert len(waits) == 8
+
+
+async def test_rows_of_one_batch_use_their_own_adapters(gpu: torch.device, directory: Path, tmp_path: Path) -> None:
+    model = make_tiny_model("llama")
+    two, five = save_adapter(tmp_path / "two", model, 2, seed=1), save_adapter(tmp_path / "five", model, 5, seed=2)
+    adapters = (AdapterSource("two", str(two)), AdapterSource("five", str(five)))
+    models = {None: model, "two": merged(model, two), "five": merged(model, five)}
+    names = (None, "two", "five", "two")
+    for shard in loaded(directory, adapters=adapters):
+        await warm_up(shard, max_total_tokens=128)
+        driver = ShardDriver(shard)
+
+        requests = [
+            driver.request(id_, prompt, adapter_id=name)
+            for id_, (name, prompt) in enumerate(zip(names, PROMPTS, strict=True))
+        ]
+        outcomes = await driver.run(*requests)
+
+        expected = [generate_alone(models[name], prompt, 10) for name, prompt in zip(names, PROMPTS, strict=True)]
+        assert [outcome.ids for outcome in outcomes] == expected

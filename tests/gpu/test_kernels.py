@@ -10,8 +10,10 @@ from reference_server.model_server.attention.select import AttentionBackend
 from reference_server.model_server.attention.store import TorchStore
 from reference_server.model_server.attention.torch_backend import TorchDecode, TorchPrefill
 from reference_server.model_server.measure.correctness import LIMITS, SHAPES
+from reference_server.model_server.models.adapters.products import product_for
 from reference_server.model_server.models.operators import Norm, TorchOperators, TritonOperators
 from reference_server.model_server.options import EngineOptions
+from tests.support.models import adapter_products
 
 pytestmark = pytest.mark.gpu
 
@@ -80,3 +82,17 @@ def test_operators_between_products_equal_those_of_torch(hidden: int, dtype: tor
     torch.testing.assert_close(turned[0], turned[1], atol=4 * tolerance, rtol=tolerance)
     gate_up = drawn(5, 2 * hidden)
     torch.testing.assert_close(ours.silu_mul(gate_up), theirs.silu_mul(gate_up.clone()), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize(("tokens", "inputs"), adapter_products.SHAPES)
+def test_adapters_have_triton_kernels_that_equal_dense_products(
+    tokens: int, inputs: int, dtype: torch.dtype, gpu: torch.device
+) -> None:
+    product = product_for(torch.empty(0, dtype=dtype, device=gpu), ())
+
+    outcome = adapter_products.run(product, tokens, inputs, dtype, gpu)
+
+    assert product.name == "triton"
+    assert outcome.relative_error <= LIMITS[dtype]
+    assert outcome.untouched

@@ -22,8 +22,10 @@ from reference_server.model_server.attention.kernel import AttentionOptions
 from reference_server.model_server.attention.staging import upload
 from reference_server.model_server.attention.store import TritonStore
 from reference_server.model_server.kv_cache import LayerCache
+from reference_server.model_server.models.adapters.triton_product import TritonProduct
 from reference_server.model_server.models.operators import Norm, TorchOperators, TritonOperators
 from reference_server.model_server.step_state import Step
+from tests.support.models import adapter_products
 
 CPU = torch.device("cpu")
 
@@ -46,6 +48,12 @@ def main() -> None:
     report("one split", CASES["softcap, grouped, window"], SHORT["decode"], torch.float32)
     for name, error in decoder_operators():
         print(json.dumps({"case": name, "dtype": "float32", "error": error}))
+    for tokens, inputs in adapter_products.SHAPES:
+        for dtype in (torch.float32, torch.float16):
+            outcome = adapter_products.run(TritonProduct(CPU), tokens, inputs, dtype, CPU)
+            error = outcome.relative_error if outcome.untouched else float("inf")
+            case = f"adapters, {tokens} tokens of {inputs}"
+            print(json.dumps({"case": case, "dtype": str(dtype).removeprefix("torch."), "error": error}))
     print(json.dumps({"case": "empty row", "dtype": "float32", "error": empty_row()}))
     print(json.dumps({"case": "skipped slot", "dtype": "float32", "error": skipped_slot()}))
 

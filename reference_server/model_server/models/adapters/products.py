@@ -1,4 +1,7 @@
-"""The products of adapters: plain torch, the reference, and the compiled CPU kernel (cpu_kernels/adapters.cpp)."""
+"""The products of adapters: plain torch, the reference, and the compiled CPU kernel (cpu_kernels/adapters.cpp).
+
+Those of a GPU are in triton_product.py.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,7 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from reference_server.model_server.attention import triton_backend
 from reference_server.model_server.cpu_kernels import build
+from reference_server.model_server.models.adapters import triton_product
 from reference_server.model_server.models.adapters.linears import AdaptableLinear
 from reference_server.model_server.models.adapters.site import AdapterProduct, SiteFactors
 from reference_server.model_server.models.packed_linear import in_panels
@@ -21,6 +26,8 @@ FACTORS = np.dtype([(name, "i8") for name in ("packed", "ranks", "inputs", "part
 
 def product_for(like: Tensor, linears: Iterable[AdaptableLinear]) -> AdapterProduct:
     """The fastest product for weights of this type and device."""
+    if like.device.type == "cuda" and like.dtype in triton_product.DTYPES and triton_backend.launches():
+        return triton_product.TritonProduct(like.device)
     compiled = build.kernels() if like.device.type == "cpu" and like.dtype == torch.bfloat16 else None
     is_even = all(linear.own_inputs % 2 == 0 for linear in linears)
     if compiled is not None and hasattr(compiled, "adapters") and is_even:

@@ -15,6 +15,7 @@ from reference_server.model_server.attention.triton_backend import (
     power_of_two,
     tile_for,
 )
+from reference_server.model_server.models.adapters import triton_product
 from reference_server.model_server.models.operators import warps_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is made for Linux alone")
@@ -34,7 +35,10 @@ INTEGERS = {
     "residual_stride", "delta_stride",
     "row_stride", "token_stride", "plane_stride", "head_stride", "query_head_stride", "table_stride",
     "num_kv_heads", "num_heads", "head_dim", "block_size", "size", "half",
+    "result_stride", "inputs", "tokens", "ranks_room", "row_tiles", "share",
 }  # fmt: skip
+# Any number, unlike sizes of the model.
+COUNTS = {"num_kv_heads", "num_heads", "tokens", "ranks_room", "row_tiles"}
 POINTERS = {
     "slots": "*i64",
     "positions": "*i64",
@@ -42,8 +46,12 @@ POINTERS = {
     "seqlen_k": "*i32",
     "cu_seqlen_q": "*i32",
     "slopes": "*fp32",
+    "records": "*i64",
+    "order": "*i64",
+    "starts": "*i64",
+    "groups": "*i64",
 }
-FLOAT_POINTERS = {"partial", "maxima", "sums"}
+FLOAT_POINTERS = {"partial", "maxima", "sums", "shrunk"}
 
 
 def compiled(name: str, num_warps: int, **constants: Any) -> Any:
@@ -54,13 +62,14 @@ def compiled(name: str, num_warps: int, **constants: Any) -> Any:
 
     from reference_server.model_server.models import operator_kernels
 
-    kernel = getattr(kernels(), name, None) or getattr(operator_kernels, name)
+    modules = (kernels(), operator_kernels, triton_product.kernels())
+    kernel = next(getattr(module, name) for module in modules if hasattr(module, name))
     signature = {argument: _type_of(argument, constants) for argument in kernel.arg_names}
     # Tensors and strides of real launches are multiples of 16, which the launcher finds out by itself.
     divisible = {
         (position,): [["tt.divisibility", 16]]
         for position, argument in enumerate(kernel.arg_names)
-        if signature[argument].startswith("*") or argument in INTEGERS - {"num_kv_heads", "num_heads"}
+        if signature[argument].startswith("*") or argument in INTEGERS - COUNTS
     }
     source = ASTSource(kernel, signature, constants, divisible)
     return triton.compile(
@@ -149,3 +158,14 @@ def test_the_operators_between_products_compile() -> None:
     check(compiled("norm_heads", 1, BLOCK=128), uses_tensor_cores=False)
     check(compiled("rotate", 4, HEADS=64, HALF=64), uses_tensor_cores=False)
     check(compiled("silu_mul", 4, BLOCK=1024), uses_tensor_cores=False)
+
+
+@pytest.mark.parametrize("rows", [LEAST_TILE, triton_product.MAX_ROWS])
+def test_the_products_of_adapters_compile_to_tensor_core_code(rows: int) -> None:
+    sizes = {"FIELDS": triton_product.FIELDS, "ROWS": rows, "RANKS": triton_product.RANK_TILE}
+
+    check(compiled("shrink", 4, **sizes, TILE=triton_product.INPUT_TILE), uses_tensor_cores=True)
+    check(
+        compiled("expand", 4, **sizes, TILE=triton_product.OUTPUT_TILE, SPLITS=triton_product.MAX_SPLITS),
+        uses_tensor_cores=True,
+    )
