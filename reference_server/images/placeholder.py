@@ -255,6 +255,29 @@ class Pooled:
         return "".join(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class Prefixed:
+    """PaliGemma: as many tokens for each image as it has patches; the start token after the last image, a newline last.
+
+    Tokenize such a prompt without special tokens.
+    """
+
+    count: int
+    token: str = "<image>"
+
+    @classmethod
+    def of(cls, config: VisionConfig) -> "Prefixed":
+        vision = config.model["vision_config"]
+        return cls((int(vision.get("image_size", 224)) // int(vision.get("patch_size", 14))) ** 2)
+
+    def text(self, height: int, width: int) -> str:  # noqa: ARG002
+        return self.token * self.count
+
+    def join(self, parts: Iterable[str]) -> str:
+        head, image, tail = "".join(parts).rpartition(self.token)
+        return f"{head}{image}<bos>{tail}\n" if image else tail
+
+
 PLACEHOLDERS: Mapping[str, Callable[[VisionConfig], Placeholder]] = {
     "llava_next": Tiled.of,
     "idefics2": Resampled.of,
@@ -263,8 +286,15 @@ PLACEHOLDERS: Mapping[str, Callable[[VisionConfig], Placeholder]] = {
     "qwen2_vl": Merged.of,
     "qwen2_5_vl": Merged.of,
     "gemma3": Pooled.of,
+    "paligemma": Prefixed.of,
 }
 """By `model_type`: the families whose images are served."""
+
+WHOLE_PROMPTS = frozenset({"paligemma"})
+"""By `model_type`: the families whose prompt tokens all attend to each other.
+
+No part of a prompt can be computed before the rest is known, and generated tokens cannot become part of a prompt.
+"""
 
 
 def placeholder_of(config: VisionConfig) -> Placeholder | None:

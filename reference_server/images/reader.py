@@ -9,7 +9,7 @@ from itertools import chain, repeat
 from reference_server.errors import StartupError, ValidationError
 from reference_server.images.fetch import ImageFetcher
 from reference_server.images.markdown import ImageSource, image_of_data_url, split_prompt
-from reference_server.images.placeholder import Placeholder
+from reference_server.images.placeholder import Placeholder, Prefixed
 from reference_server.images.prompt import PromptImage, PromptPart, digest_of
 from reference_server.messages import Image
 from reference_server.workers import JobError, JobLimitError, WorkerLimits, WorkerPool
@@ -57,6 +57,10 @@ class ImageReader:
     def text(self, parts: Iterable[PromptPart]) -> str:
         """The prompt to tokenize."""
         return self._placeholder.join(part if isinstance(part, str) else part.text for part in parts)
+
+    def has_special_tokens(self, parts: Iterable[PromptPart]) -> bool:
+        """Whether `text` has the special tokens already."""
+        return isinstance(self._placeholder, Prefixed) and any(isinstance(part, PromptImage) for part in parts)
 
     def check(self, parts: Sequence[PromptPart], ids: Sequence[int], num_truncated: int) -> None:
         """Raise ValidationError if the prompt has image tokens that are no image's, or loses some of an image's.

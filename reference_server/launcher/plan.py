@@ -10,7 +10,7 @@ import pydantic
 
 from reference_server.config import BITSANDBYTES, ServerConfig
 from reference_server.errors import ArgumentError, StartupError
-from reference_server.images.placeholder import PLACEHOLDERS
+from reference_server.images.placeholder import PLACEHOLDERS, WHOLE_PROMPTS
 from reference_server.launcher.devices import Devices, multiply_single
 from reference_server.launcher.model_facts import ModelFacts
 from reference_server.presets.catalog import find
@@ -154,6 +154,8 @@ def choose_attention(config: ServerConfig, facts: ModelFacts | None, devices: De
         head_dim = facts.head_dim
         if facts.has_vision and facts.model_type not in PLACEHOLDERS:
             prefix_off("vision model")
+        if facts.model_type in WHOLE_PROMPTS:
+            prefix_off("all tokens of a prompt attend to each other")
         if facts.is_encoder_decoder:
             prefix_off("encoder-decoder model")
         if head_dim not in KNOWN_HEAD_DIMS and devices.gpus:

@@ -91,14 +91,17 @@ class Engine:
         added_bytes = self.model.added_bytes + (0 if heads is None else heads.weight_bytes)
         self._weight_bytes = weight_bytes + added_bytes + self._load_adapters()
         supports_chunking = self.model.choice.supports_chunking and not self.model.requires_padding
-        # Within an image, earlier tokens see later ones, which have to be in the same forward.
-        supports_chunking &= loaded.vision is None or not loaded.vision.is_bidirectional
+        vision = loaded.vision
+        # Earlier tokens attend to later ones, which have to be in the same forward.
+        supports_chunking &= vision is None or not vision.is_bidirectional
+        # The K/V of a prefix depend on what follows it.
+        has_prefixes = vision is None or not vision.has_bidirectional_prompts
         self._facts = ModelInfo(
             requires_padding=self.model.requires_padding,
             dtype=str(loaded.dtype),
             device_type=loaded.device.type,
             support_chunking=options.prefill_chunking and supports_chunking,
-            use_prefix_caching=options.prefix_caching and not self.model.requires_padding,
+            use_prefix_caching=options.prefix_caching and has_prefixes and not self.model.requires_padding,
             attention_impl=self.model.choice.impl,
             block_size=self._block_size,
             accepts_schemas=True,

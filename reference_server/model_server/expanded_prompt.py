@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from reference_server.errors import ShardError
@@ -12,7 +13,7 @@ from reference_server.images.decode import ImageError, size_of
 from reference_server.images.markdown import chunks_of_flat
 from reference_server.messages import Image, Request
 from reference_server.model_server.models.vision import VisionTower
-from reference_server.model_server.prompt_images import GridPositions, PromptImages, ends_of_images
+from reference_server.model_server.prompt_images import GridPositions, PromptImages, span_of_prompt, spans_of_images
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +80,17 @@ class ExpandedPrompt:
                 embeddings = tower.no_embeddings(num_tokens)
             return embeddings[num_tokens - len(positions) :]
 
-        ends = ends_of_images(kept) if tower.is_bidirectional else None
-        return PromptImages(positions, compute, ends) if len(positions) else None
+        return PromptImages(positions, compute) if len(positions) else None
+
+    def spans_of(self, ids: Sequence[int], count: int) -> NDArray[np.int64] | None:
+        """[2, count]: spans of the last `count` ids whose tokens attend to each other; None if all are causal."""
+        if self.vision is None:
+            return None
+        if self.vision.has_bidirectional_prompts:
+            return span_of_prompt(count)
+        if self.vision.has_bidirectional_images and self.images:
+            return spans_of_images(np.array(ids[len(ids) - count :]) == self.vision.token_id)
+        return None
 
     def grid_of(self, ids: Sequence[int], count: int) -> GridPositions | None:
         """The rotary positions of the last `count` of the prompt's ids; None if they are the places of the tokens."""

@@ -86,6 +86,7 @@ class Intake:
             adapter=0 if self.model.adapters is None else self.model.adapters.find(request.adapter_id),
             images=prompt.images_of(all_ids, prompt_len),
             grid=prompt.grid_of(all_ids, prompt_len),
+            bidirectional=prompt.spans_of(all_ids, prompt_len),
         )
 
     def _check_numbers(self, request: Request) -> None:

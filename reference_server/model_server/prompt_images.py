@@ -56,13 +56,11 @@ class GridPositions:
 class PromptImages:
     """Places of the image tokens in a prompt. The embeddings are computed when the first chunk needs one, and kept.
 
-    positions: [image tokens] int64, ascending. visible_to: [prompt tokens] int64, the end of the keys that each token
-    sees, if an image's tokens see all of each other. compute: returns [image tokens, hidden]; released after its call.
+    positions: [image tokens] int64, ascending. compute: returns [image tokens, hidden]; released after its call.
     """
 
     positions: NDArray[np.int64]
     compute: Callable[[], Tensor] | None
-    visible_to: NDArray[np.int64] | None = None
     _embeddings: Tensor | None = None
 
     def between(self, start: int, end: int) -> slice:
@@ -79,13 +77,20 @@ class PromptImages:
         return self._embeddings
 
 
-def ends_of_images(is_image: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """For each token of a prompt the end of the keys that it sees: its own, or the end of its run of image tokens.
+def spans_of_images(is_image: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """[2, prompt tokens]: first and end of the tokens that each token attends to mutually: its image, or itself.
 
-    >>> ends_of_images(np.array([False, True, True, False, True])).tolist()
-    [1, 3, 3, 4, 5]
+    >>> spans_of_images(np.array([False, True, True, False, True])).tolist()
+    [[0, 1, 1, 3, 4], [1, 3, 3, 4, 5]]
     """
-    places = np.arange(len(is_image))
+    places, length = np.arange(len(is_image)), len(is_image)
+    last_text = np.maximum.accumulate(np.where(is_image, -1, places))
     # The next token that is no image's, looking from the end.
-    next_text = np.minimum.accumulate(np.where(is_image, len(is_image), places)[::-1])[::-1]
-    return np.where(is_image, next_text, places + 1).astype(np.int64)
+    next_text = np.minimum.accumulate(np.where(is_image, length, places)[::-1])[::-1]
+    first = np.where(is_image, last_text + 1, places)
+    return np.stack((first, np.where(is_image, next_text, places + 1))).astype(np.int64)
+
+
+def span_of_prompt(length: int) -> NDArray[np.int64]:
+    """The same, [2, length], for a prompt whose tokens all attend to each other."""
+    return np.repeat(np.array([[0], [length]], dtype=np.int64), length, axis=1)

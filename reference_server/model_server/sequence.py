@@ -27,6 +27,8 @@ class Sequence:
     With an encoder the prompt is `encoder_ids`, and `ids` begins with the decoder's start token. state: of a recurrent
     forward. grammar: the state of the output in its grammar.
     images: those of the prompt, until its K/V exist. grid: rotary positions; None if they are places in the sequence.
+    bidirectional: [2, prompt tokens], first and end of the tokens that each token attends to in both directions, until
+    the K/V exist; None if all tokens are causal.
     suffixes, draft_history: where the ids occur before, and how often drafts were accepted; once drafts need them.
     hidden: from which draft heads guess the tokens after the newest one.
     adapter: the slot of its adapter; 0 is the base model.
@@ -50,6 +52,7 @@ class Sequence:
     state: object = None
     grammar: GrammarState | None = None
     images: PromptImages | None = None
+    bidirectional: NDArray[np.int64] | None = None
     grid: GridPositions | None = None
     suffixes: SuffixIndex | None = None
     draft_history: DraftHistory | None = None

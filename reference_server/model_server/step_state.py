@@ -32,8 +32,9 @@ class StepMetadata:
     seqlen_q, seqlen_k: [rows] int64: new tokens, and tokens whose K/V exist after the store.
     num_single_rows: rows of one token, which the decode kernel attends; the prefill kernel attends the others.
     known_len: [rows] int64, each request's tokens so far; a prompt counts as a whole from its first chunk on. None if
-    every row computes the last token of its request. visible_to: [tokens] int64, the end of the keys that each
-    token sees; None if every token sees those up to its own. adapters: of the tokens; None if none uses an adapter.
+    every row computes the last token of its request. bidirectional: [2, tokens] int64, first and end of the keys that
+    each token attends to in both directions, outside of any window; None if all tokens are causal. adapters: of the
+    tokens; None if none uses an adapter.
     """
 
     slots: IntArray
@@ -42,7 +43,7 @@ class StepMetadata:
     seqlen_k: IntArray
     num_single_rows: int
     known_len: IntArray | None = None
-    visible_to: IntArray | None = None
+    bidirectional: IntArray | None = None
     adapters: AdapterRows | None = None
 
     @property

@@ -221,8 +221,8 @@ class Stepper:
         prompt_logprobs = tuple((span.sequence, _prompt_logprobs(span, logits)) for span in spans)
         for sequence in rows:
             sequence.cache_len += sequence.input_len
-            if sequence.images is not None and not sequence.is_prefill:
-                sequence.images = None
+            if not sequence.is_prefill:
+                sequence.images = sequence.bidirectional = None
         for sequence in inputs.sampled:
             sequence.unread += 1
         launched_ns = time.perf_counter_ns() - started

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs
 from reference_server.config import RouterConfig
 from reference_server.config_fields import Secret
 from reference_server.errors import ArgumentError
+from reference_server.images.placeholder import WHOLE_PROMPTS
 from reference_server.messages import ModelInfo, WarmupReply
 from reference_server.router.tokenizer_files import TokenizerFiles
 from reference_server.router.validation.request_rules import GenerationLimits
@@ -130,7 +131,7 @@ def server_info(
             max_best_of=config.max_best_of,
             max_stop_sequences=config.max_stop_sequences,
             max_top_n_tokens=config.max_top_n_tokens,
-            may_continue=not model.get("is_encoder_decoder", False),
+            may_continue=not model.get("is_encoder_decoder", False) and model.get("model_type") not in WHOLE_PROMPTS,
             vocab_size=_vocab_size(model),
         ),
         version=metadata.version("tgi-bench"),

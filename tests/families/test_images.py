@@ -54,7 +54,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     name = request.param
     saved = save_vision_model(tmp_path_factory.mktemp(name), name.removesuffix(UNFUSED))
     expected = [saved.generate(parts, NEW_TOKENS) for parts in PROMPTS]
-    shard = LocalShard.load(tiny_options(saved.directory, fuse=not name.endswith(UNFUSED)))
+    shard = LocalShard.load(tiny_options(saved.directory, fuse=not name.endswith(UNFUSED), prefix_caching=True))
     yield Loaded(saved, shard, expected)
     shard.close()
 
@@ -153,6 +153,13 @@ async def test_a_second_request_with_the_same_image_reads_the_cached_blocks(load
 
     assert cached < len(loaded.saved.prompt_ids(parts))
     assert outcome.ids == loaded.expected[0]
+
+
+def test_a_model_whose_prompts_are_whole_has_neither_chunks_nor_prefixes(loaded: Loaded) -> None:
+    info, model_type = loaded.shard.engine.info, loaded.saved.model.config.model_type
+
+    assert info.use_prefix_caching == (model_type != "paligemma")
+    assert info.support_chunking == (model_type not in ("paligemma", "gemma3"))
 
 
 async def test_a_flat_prompt_of_schema_v2_has_the_same_images(loaded: Loaded) -> None:

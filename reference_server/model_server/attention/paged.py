@@ -12,7 +12,7 @@ from reference_server.model_server.kv_cache import UNSCALED, LayerCache
 from reference_server.model_server.step_state import Step, StepState
 
 NOT_CAUSAL = TorchPrefill()
-"""Computes prompts whose images see all of their own tokens, which no other kernel does."""
+"""Computes prompts with tokens that attend to later ones, which no other kernel does."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class PagedLayer:
         num_single = step.metadata.num_single_rows
         if num_single == step.metadata.num_rows:
             return self.choice.decode(query, layer, step, options)
-        prefill = self.choice.prefill if step.metadata.visible_to is None else NOT_CAUSAL
+        prefill = self.choice.prefill if step.metadata.bidirectional is None else NOT_CAUSAL
         if num_single == 0:
             return prefill(query, layer, step, options)
         decoded = self.choice.decode(query[:num_single], layer, step, options)

@@ -159,8 +159,8 @@ class TorchPrefill:
             end = start + seqlen_q
             keys, values = _gather(cache.buffer, metadata.block_table[row], seqlen_k, query.dtype)
             first = metadata.num_single_rows + start
-            visible_to = None if metadata.visible_to is None else metadata.visible_to[first : first + seqlen_q]
-            output[start:end] = _attend(query[start:end], keys, values, options, visible_to)
+            spans = None if metadata.bidirectional is None else metadata.bidirectional[:, first : first + seqlen_q]
+            output[start:end] = _attend(query[start:end], keys, values, options, spans)
             start = end
         return output
 
@@ -179,18 +179,18 @@ def _gather(buffer: Tensor, blocks: NDArray[np.int64], length: int, dtype: torch
 
 
 def _attend(
-    query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions, visible_to: NDArray[np.int64] | None = None
+    query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions, spans: NDArray[np.int64] | None = None
 ) -> Tensor:
     """query: [seqlen_q, num_heads, head_dim], its last token at the last key. Returns query's shape.
 
-    visible_to: [seqlen_q], the end of the keys that each token sees; None is its own.
+    spans: [2, seqlen_q], first and end of the keys that each token attends to in both directions; None if causal.
     """
     seqlen_q, seqlen_k = query.shape[0], keys.shape[1]
     queries = query.transpose(0, 1)
     grouped = queries.shape[0] != keys.shape[0]
     windowed = options.window is not None and options.window < seqlen_k
-    is_causal = visible_to is None
-    if is_causal and seqlen_q == seqlen_k and not windowed and options.alibi_slopes is None and options.softcap is None:
+    is_plain = spans is None and not windowed and options.alibi_slopes is None and options.softcap is None
+    if is_plain and seqlen_q == seqlen_k:
         attended = F.scaled_dot_product_attention(
             queries[None], keys[None], values[None], is_causal=True, scale=options.scaling, enable_gqa=grouped
         )
@@ -198,8 +198,8 @@ def _attend(
     parts = []
     for first in range(0, seqlen_q, MASKED_QUERY_ROWS):
         part = queries[:, first : first + MASKED_QUERY_ROWS]
-        visible = None if visible_to is None else visible_to[first : first + MASKED_QUERY_ROWS]
-        mask = _mask(seqlen_k - seqlen_q + first, part.shape[1], seqlen_k, options, query, visible)
+        own = None if spans is None else spans[:, first : first + MASKED_QUERY_ROWS]
+        mask = _mask(seqlen_k - seqlen_q + first, part.shape[1], seqlen_k, options, query, own)
         if options.softcap is not None:
             parts.append(_attend_capped(part, keys, values, mask[0], options.scaling, options.softcap))
             continue
@@ -231,18 +231,19 @@ def _mask(
     seqlen_k: int,
     options: AttentionOptions,
     like: Tensor,
-    visible_to: NDArray[np.int64] | None = None,
+    spans: NDArray[np.int64] | None = None,
 ) -> Tensor:
     """[1, 1 or num_heads, rows, seqlen_k] additive, for queries at positions `first`, `first + 1`, ..."""
     distance = (
         torch.arange(seqlen_k, device=like.device) - torch.arange(first, first + rows, device=like.device)[:, None]
     )
     hidden = distance > 0
-    if visible_to is not None:
-        ends = torch.from_numpy(visible_to).to(like.device)[:, None]
-        hidden = torch.arange(seqlen_k, device=like.device) >= ends
     if options.window is not None:
         hidden |= distance <= -options.window
+    if spans is not None:
+        starts, ends = torch.from_numpy(spans).to(like.device)[:, :, None]
+        key = torch.arange(seqlen_k, device=like.device)
+        hidden &= (key < starts) | (key >= ends)
     mask = torch.zeros((1, rows, seqlen_k), device=like.device)
     if options.alibi_slopes is not None:
         mask = options.alibi_slopes.view(-1, 1, 1) * distance.float()

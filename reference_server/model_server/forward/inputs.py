@@ -206,23 +206,24 @@ def _mixed_inputs(batch: SequenceBatch, sequences: tuple[Sequence, ...], prompt_
             num_single_rows=int((seqlen_q == 1).sum()),
             known_len=np.array([sequence.known_len for sequence in ordered], dtype=np.int64),
             adapters=adapters_of(ordered, seqlen_q),
-            visible_to=_visible_to(ordered, positions, ends),
+            bidirectional=_bidirectional(ordered, positions, ends),
         ),
         images=tuple(_image_rows(ordered, ends)),
         rotary=_mixed_rotary(ordered),
     )
 
 
-def _visible_to(ordered: list[Sequence], positions: IntArray, ends: IntArray) -> IntArray | None:
-    """The end of the keys that each token sees, if the tokens of an image see all of it."""
-    if all(sequence.images is None or sequence.images.visible_to is None for sequence in ordered):
+def _bidirectional(ordered: list[Sequence], positions: IntArray, ends: IntArray) -> IntArray | None:
+    """[2, tokens]: first and end of the keys that each token attends to in both directions; None if all are causal."""
+    if all(sequence.bidirectional is None for sequence in ordered):
         return None
-    visible: IntArray = positions + 1
+    spans: IntArray = np.stack((positions, positions + 1))
     for sequence, end in zip(ordered, ends, strict=True):
-        if sequence.images is not None and sequence.images.visible_to is not None:
+        if sequence.bidirectional is not None:
+            computed_len = sequence.cache_len + sequence.input_len
             own = slice(int(end) - sequence.input_len, int(end))
-            visible[own] = sequence.images.visible_to[sequence.cache_len : sequence.cache_len + sequence.input_len]
-    return visible
+            spans[:, own] = sequence.bidirectional[:, sequence.cache_len : computed_len]
+    return spans
 
 
 def _mixed_rotary(ordered: list[Sequence]) -> IntArray | None:

@@ -75,6 +75,7 @@ FAMILIES = (
     ModelFamily("Qwen2-VL", "qwen2_vl", has_images=True),
     ModelFamily("Qwen2.5-VL", "qwen2_5_vl", has_images=True),
     ModelFamily("Gemma 3 with images", "gemma3", has_images=True),
+    ModelFamily("PaliGemma", "paligemma", has_images=True),
     ModelFamily("GPT-Neo", "gpt_neo", tier="padded", has_position_table=True),
     ModelFamily("CodeGen", "codegen", tier="padded", has_position_table=True),
     ModelFamily("T5", "t5", tier="encoder_decoder"),
@@ -91,7 +92,6 @@ REFUSED = {
     "RefinedWeb": "an old name: convert the config to Transformers' `falcon`",
     "RefinedWebModel": "an old name: convert the config to Transformers' `falcon`",
     "ssm": "use the model in Transformers' `mamba` format",
-    "paligemma": "all tokens of its prompts attend to each other, text included",
     "mllama": "its layers attend to images by cross-attention",
     **dict.fromkeys(
         ("idefics", "llava", "gemma3n", "llama4", "mistral3", "phi4_multimodal"), "its images are not served"

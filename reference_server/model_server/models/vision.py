@@ -15,7 +15,7 @@ from transformers import AutoImageProcessor, AutoModelForCausalLM, PretrainedCon
 
 from reference_server.errors import StartupError
 from reference_server.images.decode import decode
-from reference_server.images.placeholder import Merged, Placeholder, Pooled, VisionConfig, placeholder_of
+from reference_server.images.placeholder import WHOLE_PROMPTS, Merged, Placeholder, Pooled, VisionConfig, placeholder_of
 from reference_server.json_files import read_json
 from reference_server.model_server.models import transformers_compat
 
@@ -60,8 +60,18 @@ class VisionTower:
 
     @property
     def is_bidirectional(self) -> bool:
+        """Whether some tokens attend to later ones."""
+        return self.has_bidirectional_images or self.has_bidirectional_prompts
+
+    @property
+    def has_bidirectional_images(self) -> bool:
         """Whether the tokens of an image attend to all of its tokens."""
         return isinstance(self.placeholder, Pooled)
+
+    @property
+    def has_bidirectional_prompts(self) -> bool:
+        """Whether the tokens of a prompt attend to all of its tokens, also without an image."""
+        return self._model.config.model_type in WHOLE_PROMPTS
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of an image's tokens."""

@@ -28,7 +28,8 @@ class GenerationLimits:
     """Limits of one request.
 
     vocab_size: token ids that the model has; None if unknown.
-    may_continue: a long generation may continue as a longer prompt; not so for encoder-decoder models.
+    may_continue: a long generation may continue as a longer prompt; not so for encoder-decoder models, nor
+    for those whose prompt tokens all attend to each other.
     """
 
     max_input_tokens: int

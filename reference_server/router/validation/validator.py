@@ -102,13 +102,15 @@ class Validator:
         if self._refuses_images:
             refuse_images(call.prompt)
         parts: tuple[PromptPart, ...] = ()
+        add_special_tokens = call.add_special_tokens
         if self._images is not None:
             # Generated text is no address of an image.
             parts = (*after.first.parts, after.text) if after else await self._images.read(call.prompt)
             prompt = self._images.text(parts)
+            add_special_tokens &= not self._images.has_special_tokens(parts)
         if parameters.truncate is None:
             self._check_bytes(prompt)
-        ids = await self.encode(prompt, call.add_special_tokens)
+        ids = await self.encode(prompt, add_special_tokens)
         num_truncated = max(0, len(ids) - parameters.truncate) if parameters.truncate is not None else 0
         if self._images is not None:
             self._images.check(parts, ids, num_truncated)
@@ -139,7 +141,7 @@ class Validator:
             prefill_logprobs=parameters.decoder_input_details and after is None,
             top_n_tokens=parameters.top_n_tokens or 0,
             adapter_id=parameters.adapter_id,
-            add_special_tokens=call.add_special_tokens,
+            add_special_tokens=add_special_tokens,
         )
         prefix_ids = self._images.prefix_ids(parts, ids) if self._images is not None and has_images else None
         return ValidGenerateRequest(wire, tuple(ids), requested, num_truncated, parts, prefix_ids)

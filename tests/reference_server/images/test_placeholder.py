@@ -26,6 +26,17 @@ def test_the_grids_of_the_processor_take_precedence() -> None:
     assert placeholder_of(config) == Tiled(((336, 672),), 336, 14)
 
 
+def test_paligemma_has_its_start_token_after_the_last_image() -> None:
+    config = {"model_type": "paligemma", "vision_config": {"image_size": 28, "patch_size": 14}}
+    placeholder = placeholder_of(VisionConfig(config, {}, {}))
+    assert placeholder is not None
+    image = placeholder.text(9, 300)
+
+    assert image == "<image>" * 4
+    assert placeholder.join(("a", image, "b", image, "caption en")) == f"a{image}b{image}<bos>caption en\n"
+    assert placeholder.join(("text", " alone")) == "text alone"
+
+
 @pytest.mark.parametrize("config", [{}, {"model_type": "llama"}, {"model_type": "llava_next"}])
 def test_a_model_without_described_images_has_no_placeholder(config: dict[str, object]) -> None:
     assert placeholder_of(VisionConfig(config, {}, {})) is None

@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from reference_server.errors import ValidationError
-from reference_server.images.placeholder import Tiled
+from reference_server.images.placeholder import Prefixed, Tiled
 from reference_server.images.prompt import PromptImage, chunks_of, digest_of
 from reference_server.images.reader import MAX_IMAGES, ImageReader, worker_pool
 from reference_server.messages import Image
@@ -54,6 +54,15 @@ async def test_the_prefix_key_has_each_images_content_in_place_of_its_tokens(rea
     first, second = -1 - digest_of(Image(PNG, "")), -1 - digest_of(Image(other, ""))
     assert key == (1, *[first] * count, 2, *[second] * count)
     assert first != second
+
+
+async def test_only_a_prompt_of_paligemma_with_an_image_has_its_special_tokens(reader: ImageReader) -> None:
+    of_paligemma = ImageReader(Prefixed(4), TOKEN_ID, worker_pool(size=1), fetcher=None)
+    parts = await reader.read(f"a{markdown(PNG)}")
+
+    assert of_paligemma.has_special_tokens(parts)
+    assert not of_paligemma.has_special_tokens(("a",))
+    assert not reader.has_special_tokens(parts)
 
 
 async def test_too_many_images_are_refused_before_one_is_decoded(reader: ImageReader) -> None:

@@ -156,7 +156,14 @@ def test_falcon_without_a_gpu_asks_for_paged_without_prefix_caching() -> None:
     assert (launch.requested_attention, launch.config.prefix_caching) == ("paged", False)
 
 
-@pytest.mark.parametrize("facts", [{"has_vision": True}, {"is_encoder_decoder": True, "head_dim": 80}])
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"has_vision": True},
+        {"has_vision": True, "model_type": "paligemma"},
+        {"is_encoder_decoder": True, "head_dim": 80},
+    ],
+)
 def test_models_that_turn_prefix_caching_off(facts: dict[str, Any]) -> None:
     assert plan(dataclasses.replace(FACTS, **facts)).config.prefix_caching is False
 

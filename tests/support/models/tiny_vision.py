@@ -19,7 +19,7 @@ WORDS = 100
 EOS = "</s>"
 MARKS = ("<fake_token_around_image>", "<global-img>", *(f"<row_{n}_col_{m}>" for n in (1, 2) for m in (1, 2)))
 SPECIAL = (EOS, "<image>", *MARKS, "<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<image_soft_token>",
-           "<start_of_image>", "<end_of_image>")  # fmt: skip
+           "<start_of_image>", "<end_of_image>", "<bos>")  # fmt: skip
 VOCAB_SIZE = 128
 ID_OF = {token: WORDS + number for number, token in enumerate(SPECIAL)}
 
@@ -76,6 +76,21 @@ _QWEN_PROCESSOR = {
     "max_pixels": 1024,
     **_HALVES,
 }
+_PALIGEMMA = {
+    "model_type": "paligemma",
+    # With tied embeddings a random model repeats its last token, whatever the image.
+    "tie_word_embeddings": False,
+    "vision_config": {
+        "model_type": "siglip_vision_model", **_TOWER, "image_size": 16, "patch_size": 4, "vision_use_head": False,
+    },
+    "projection_dim": 48,
+    "hidden_size": 48,
+    "image_token_index": ID_OF["<image>"],
+}  # fmt: skip
+_PALIGEMMA_PROCESSOR = {
+    "image_processor_type": "SiglipImageProcessor", "image_seq_length": 16, "size": {"height": 16, "width": 16},
+    **_HALVES,
+}  # fmt: skip
 _GRIDS = [[16, 32], [32, 16], [32, 32]]
 
 VISION_MODELS = {
@@ -172,6 +187,17 @@ VISION_MODELS = {
         },
         {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 16, "width": 16}, **_HALVES},
     ),
+    "paligemma": VisionModel(
+        {**_PALIGEMMA, "text_config": {"model_type": "gemma", **_TEXT, "head_dim": 16}}, _PALIGEMMA_PROCESSOR
+    ),
+    "paligemma2": VisionModel(
+        {
+            **_PALIGEMMA,
+            # The prompts are longer than the window.
+            "text_config": {"model_type": "gemma2", **_TEXT, "head_dim": 16, "sliding_window": 12},
+        },
+        _PALIGEMMA_PROCESSOR,
+    ),
 }
 
 
@@ -210,10 +236,12 @@ class SavedVisionModel:
         processor: Any = AutoImageProcessor.from_pretrained(self.directory)
         model_type = self.model.config.model_type
         inputs: dict[str, Any] = {}
+        if model_type == "paligemma":
+            inputs["token_type_ids"] = torch.zeros((1, len(ids)), dtype=torch.long)
         if images:
             # One prompt's images are a list of their own for the families whose prompts may have different numbers.
             nested = [images] if model_type in ("idefics2", "idefics3", "smolvlm") else images
-            inputs = dict(processor(images=nested, return_tensors="pt"))
+            inputs |= dict(processor(images=nested, return_tensors="pt"))
             inputs.pop("num_crops", None)
             pad = ID_OF[self.placeholder.token]
             kinds = torch.tensor([[int(id_ == pad) for id_ in ids]])
