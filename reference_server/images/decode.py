@@ -1,6 +1,10 @@
-"""Decodes an image of a client, within limits that the file's header already breaks."""
+"""Decodes an image of a client, within limits that the file's header already breaks.
+
+An image is turned as its EXIF data ask, like one that `transformers.image_utils.load_image` loads.
+"""
 
 import io
+import struct
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -18,18 +22,57 @@ MAX_RATIO = 200
 """Of the longer to the shorter side: a model sees nothing in a line of pixels, and Transformers' resizing fails."""
 
 
+_TURNED = 5
+"""The first orientation that exchanges width and height."""
+_EXIF_MARKS = (b"eXIf", b"Raw profile type exif")
+"""Before EXIF data in a PNG, in front of its pixels or behind them."""
+
+
 class ImageError(Exception):
     """The image cannot be decoded, or is larger than the limits allow."""
 
 
 def decode(data: bytes) -> "Image":
-    """The first frame of an image in RGB. Raises ImageError; allocates nothing for an image that is too large."""
-    return _opened(data, lambda image: image.convert("RGB"))
+    """The first frame of an image in RGB, upright. Raises ImageError; allocates nothing for one that is too large."""
+    return _opened(data, lambda image: _upright(image, data))
 
 
 def size_of(data: bytes) -> tuple[int, int]:
-    """Width and height by the file's header. Raises ImageError."""
-    return _opened(data, lambda image: image.size)
+    """Width and height of the upright image, by the file's header. Raises ImageError."""
+    return _opened(data, lambda image: image.size[::-1] if _orientation(image, data) >= _TURNED else image.size)
+
+
+def _upright(image: "Image", data: bytes) -> "Image":
+    from PIL.Image import Transpose
+
+    orientation = _orientation(image, data)
+    methods = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    return (image.transpose(methods[orientation]) if orientation in methods else image).convert("RGB")
+
+
+def _orientation(image: "Image", data: bytes) -> int:
+    """The EXIF orientation, from 1 to 8; 1 if the file has none, or none that can be read."""
+    from PIL.ExifTags import Base
+
+    if image.format == "TIFF":
+        # Pillow turns these itself, the size included.
+        return 1
+    if image.format == "PNG" and not any(mark in data for mark in _EXIF_MARKS):
+        # Pillow would decode the pixels to look for EXIF data behind them.
+        return 1
+    try:
+        orientation = image.getexif().get(Base.Orientation, 1)
+    except (SyntaxError, ValueError, TypeError, KeyError, struct.error):
+        return 1
+    return orientation if isinstance(orientation, int) and 1 <= orientation <= 8 else 1
 
 
 def _opened(data: bytes, read: Callable[["Image"], T]) -> T:

@@ -1,11 +1,14 @@
 """Decoding of images within limits."""
 
+import base64
 import io
 import struct
 import zlib
 
+import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
+from transformers.image_utils import load_image
 
 from reference_server.images.decode import ImageError, decode, size_of
 
@@ -41,6 +44,48 @@ def test_other_pixels_become_rgb(mode: str) -> None:
 
 def test_size_is_read_without_the_pixels() -> None:
     assert size_of(png_of_size(640, 480)) == (640, 480)
+
+
+def photographed(form: str, orientation: int) -> bytes:
+    """An image of 5 x 3 different pixels whose EXIF data has this orientation."""
+    pixels = np.random.default_rng(3).integers(0, 256, (3, 5, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, form, exif=exif, **({"lossless": True} if form == "WEBP" else {}))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_image_is_turned_as_transformers_turns_it(form: str, orientation: int) -> None:
+    data = photographed(form, orientation)
+    expected = load_image(base64.b64encode(data).decode())
+
+    image = decode(data)
+
+    assert (image.mode, image.size) == ("RGB", expected.size)
+    assert image.tobytes() == expected.tobytes()
+    assert size_of(data) == expected.size
+    assert expected.size == ((5, 3) if orientation < 5 else (3, 5))
+
+
+def test_the_orientation_of_a_png_may_stand_behind_its_pixels() -> None:
+    data = photographed("PNG", 6)
+    start = data.index(b"eXIf") - 4
+    end = start + 12 + int.from_bytes(data[start : start + 4])
+    last = data.index(b"IEND") - 4
+    moved = data[:start] + data[end:last] + data[start:end] + data[last:]
+
+    assert decode(moved).tobytes() == decode(data).tobytes()
+    assert size_of(moved) == size_of(data) == (3, 5)
+
+
+def test_exif_data_that_cannot_be_read_turn_no_image() -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (5, 3)).save(file, "JPEG", exif=b"Exif\0\0no tiff header")
+
+    assert decode(file.getvalue()).size == size_of(file.getvalue()) == (5, 3)
 
 
 @pytest.mark.parametrize("form", ["BMP", "PPM", "ICO", "EPS"])
