@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks.operations.board_values import board_lines, board_queries
+from benchmarks.operations.board import board_queries
+from benchmarks.operations.board_values import board_lines
 from reference_server.model_files import locate_local
 from tests.support.models.adapters import save_adapter
 from tests.support.servers.launched_server import Server, serve

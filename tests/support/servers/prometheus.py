@@ -1,37 +1,18 @@
-"""A real Prometheus on loopback, for tests of the board and the alerts."""
+"""A real Prometheus on loopback that scrapes every second, for tests of the board and the alerts."""
 
 import contextlib
 import json
 import shutil
 import subprocess
 import time
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from benchmarks.operations.prometheus import Prometheus
 from tests.support.servers.ports import free_port
 
 PROGRAM = shutil.which("prometheus")
-
-
-@dataclass(frozen=True)
-class Prometheus:
-    """A Prometheus that scrapes every second."""
-
-    url: str
-
-    def api(self, path: str, **parameters: str) -> Any:
-        """`data` of an answer of `/api/v1`."""
-        query = urllib.parse.urlencode(parameters)
-        with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=10) as response:
-            return json.load(response)["data"]
-
-    def values(self, query: str) -> list[float]:
-        """The value of each series of an instant query."""
-        return [float(each["value"][1]) for each in self.api("query", query=query)["result"]]
 
 
 @contextlib.contextmanager
