@@ -16,10 +16,10 @@ from loadgen.program import COULD_NOT_MEASURE
 from reports.document import Estimate, Link, format_number, format_percent
 from reports.metrics.checks.findings import finding_messages, latencies_grow
 from reports.metrics.summary import Analysis, analyse_run
-from reports.pages import tables
-from reports.pages.objectives import objectives_table
 from reports.pages.run_page import build_run_report
 from reports.pages.run_pages import way_up
+from reports.pages.sections import tables
+from reports.pages.sections.objectives import objectives_table
 from reports.renderers.write import write_report
 from reports.run_schema import NOT_FAILED, Status
 from reports.run_store import RunDirectoryError

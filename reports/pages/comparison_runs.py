@@ -8,9 +8,9 @@ import pandas as pd
 
 from reports.document import Block, Facts, Section, Table, Text
 from reports.metrics.summary import Analysis
-from reports.pages.across_runs import EFFECT_NOTE, MIN_RUNS, SPREAD_NOTE, Side, effect_table, spread_table
-from reports.pages.facts import run_facts
 from reports.pages.run_pages import runs_section
+from reports.pages.sections.across_runs import EFFECT_NOTE, MIN_RUNS, SPREAD_NOTE, Side, effect_table, spread_table
+from reports.pages.sections.facts import run_facts
 from reports.saved_run import load_run
 
 DIFFERENCE = "Difference of the sides"

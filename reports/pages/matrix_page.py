@@ -12,7 +12,7 @@ from reports.document import Block, Plot, Report, Section, Table, Text, VerdictL
 from reports.metrics.front import front
 from reports.metrics.sweep import LoadPoint, Sweep
 from reports.pages.best_by_load import NOTE, best_by_load, best_sentence, best_table
-from reports.pages.facts import start_time
+from reports.pages.sections.facts import start_time
 from reports.pages.sweep_page import LOAD_NAMES, linked_points, points_table, sweep_json, verdict
 from reports.plots import matrix_plots
 

@@ -22,15 +22,15 @@ from reports.metrics.per_request import primary_latency
 from reports.metrics.replicas import replicas_table
 from reports.metrics.server_replicas import server_replicas_table
 from reports.metrics.summary import Analysis, metric_value
-from reports.pages import health, request_tables, run_figures, tables
-from reports.pages.across_runs import across_section
-from reports.pages.adapters import adapters_section
-from reports.pages.facts import facts_of_runs, load_sentence, start_time
-from reports.pages.objectives import objectives_table
-from reports.pages.run_summary import summary_blocks
-from reports.pages.speculation import speculation_section
-from reports.pages.structured import structured_section
-from reports.pages.time_split import time_section
+from reports.pages.sections import health, request_tables, run_figures, tables
+from reports.pages.sections.across_runs import across_section
+from reports.pages.sections.adapters import adapters_section
+from reports.pages.sections.facts import facts_of_runs, load_sentence, start_time
+from reports.pages.sections.objectives import objectives_table
+from reports.pages.sections.run_summary import summary_blocks
+from reports.pages.sections.speculation import speculation_section
+from reports.pages.sections.structured import structured_section
+from reports.pages.sections.time_split import time_section
 from reports.plots import run_plots
 from reports.text import legible
 

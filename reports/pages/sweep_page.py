@@ -12,12 +12,12 @@ from reports.document import Block, Estimate, Plot, Report, Section, Table, Text
 from reports.metrics.per_request import request_metric_of
 from reports.metrics.summary import Analysis
 from reports.metrics.sweep import LoadPoint, SloDecision, Sweep
-from reports.pages.facts import load_sentence, run_facts, start_time
-from reports.pages.objectives import objective_results, statistic
-from reports.pages.request_tables import failed_requests
 from reports.pages.run_pages import run_link, runs_section
-from reports.pages.tables import scaled
-from reports.pages.time_split import time_section
+from reports.pages.sections.facts import load_sentence, run_facts, start_time
+from reports.pages.sections.objectives import objective_results, statistic
+from reports.pages.sections.request_tables import failed_requests
+from reports.pages.sections.tables import scaled
+from reports.pages.sections.time_split import time_section
 from reports.plots import sweep_plots
 from reports.stats.capacity import NEAR, Capacity
 

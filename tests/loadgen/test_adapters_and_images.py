@@ -21,8 +21,8 @@ from loadgen.workloads.planned_cache import CacheFacts, planned
 from loadgen.workloads.prompt import Prompt
 from loadgen.workloads.synthetic_image import SyntheticImage, png
 from reports.metrics.summary import Analysis, summarize
-from reports.pages.adapters import adapters_table
-from reports.pages.request_tables import lengths_table
+from reports.pages.sections.adapters import adapters_table
+from reports.pages.sections.request_tables import lengths_table
 from tests.support.measured_requests import measured
 from tests.support.servers.stream_server import Script, ServerState, stream_server
 

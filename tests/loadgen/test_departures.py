@@ -10,7 +10,7 @@ from loadgen.runner import measure
 from loadgen.target.target import Target
 from loadgen.workloads.departure import Departure, parse_departure
 from reports.metrics.summary import Analysis, summarize
-from reports.pages import request_tables
+from reports.pages.sections import request_tables
 from tests.support.measured_requests import measured
 from tests.support.servers.stream_server import Script, ServerState, stream_server
 

@@ -16,7 +16,7 @@ from loadgen.run_directory import new_run_id
 from loadgen.runner import measure
 from loadgen.target.target import LaunchedTarget, Target
 from reports.metrics.summary import Analysis, metric_value
-from reports.pages.tables import summary_table
+from reports.pages.sections.tables import summary_table
 from reports.saved_run import load_run
 from tests.support.measured_requests import measured
 from tests.support.servers.stream_server import Script, ServerState, stream_server

@@ -7,7 +7,7 @@ from reports.metrics.measured import Measured
 from reports.metrics.pooled_metrics import POOLED
 from reports.metrics.speculation import speculation_summary
 from reports.metrics.windows import Window
-from reports.pages.speculation import positions_table
+from reports.pages.sections.speculation import positions_table
 from reports.run_store import RunManifest, RunResult
 from tests.support.samples.stream_record import stream_record as stream
 

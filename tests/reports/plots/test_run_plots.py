@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from reports.document import Size
-from reports.pages.run_figures import distribution_frame
+from reports.pages.sections.run_figures import distribution_frame
 from reports.plots import latency_plots, run_plots
 from reports.plots.figure import HALF, NARROW, PALETTE
 

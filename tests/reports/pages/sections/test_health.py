@@ -4,7 +4,14 @@ import pytest
 
 from reports.metrics.server import ratio_series
 from reports.metrics.summary import Analysis
-from reports.pages.health import PREFIX_PANEL, gauges_frame, generator_blocks, server_plot, worker_table, workers_frame
+from reports.pages.sections.health import (
+    PREFIX_PANEL,
+    gauges_frame,
+    generator_blocks,
+    server_plot,
+    worker_table,
+    workers_frame,
+)
 from reports.plots.figure import NARROW, WIDE
 from tests.support.samples.sample_run import SampleLoad, sample_run
 

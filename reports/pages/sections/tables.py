@@ -14,8 +14,8 @@ from reports.metrics.per_request import CORRECTED, Direction, primary_latency
 from reports.metrics.run_metrics import PER_RUN
 from reports.metrics.server import SERVER_METRICS
 from reports.metrics.summary import Analysis
-from reports.pages.facts import load_sentence
-from reports.pages.request_tables import failed_requests
+from reports.pages.sections.facts import load_sentence
+from reports.pages.sections.request_tables import failed_requests
 
 # Rows of the summary table, by their key in `summary["metrics"]`.
 HEADLINE = (

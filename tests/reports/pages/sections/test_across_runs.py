@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from reports.metrics.summary import Analysis
-from reports.pages.across_runs import Side, across_section, adjusted_ratio, paired_ratio, sides_of, spread_of
 from reports.pages.run_page import build_run_report
+from reports.pages.sections.across_runs import Side, across_section, adjusted_ratio, paired_ratio, sides_of, spread_of
 from reports.run_schema import RequestRecord
 from reports.run_store import RunManifest, RunResult
 from tests.support.samples.sample_run import SampleLoad, sample_run

@@ -11,7 +11,7 @@ from reports.document import Block, Plot, format_number
 from reports.metrics.per_request import primary_latency
 from reports.metrics.pooled_metrics import POOLED
 from reports.metrics.summary import Analysis
-from reports.pages.across_runs import values_of
+from reports.pages.sections.across_runs import values_of
 from reports.plots import box_plots, latency_plots, request_plots
 from reports.run_schema import NOT_FAILED, Status
 from reports.stats.estimators import sorted_quantiles

@@ -7,8 +7,8 @@ from reports.document import Block, Plot, Table, Tile, Tiles, format_duration, f
 from reports.metrics.checks.findings import latencies_grow
 from reports.metrics.per_request import primary_latency
 from reports.metrics.summary import Analysis
-from reports.pages import request_tables, run_figures, tables
-from reports.pages.objectives import ObjectiveResult, objective_results
+from reports.pages.sections import request_tables, run_figures, tables
+from reports.pages.sections.objectives import ObjectiveResult, objective_results
 from reports.plots import run_plots
 
 

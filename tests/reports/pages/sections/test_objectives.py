@@ -6,7 +6,7 @@ import pytest
 
 from reports.metrics.judged_objectives import judge_objective
 from reports.metrics.summary import Analysis
-from reports.pages.objectives import ObjectiveResult, objective_results, statistic
+from reports.pages.sections.objectives import ObjectiveResult, objective_results, statistic
 from tests.support.samples.sample_run import SampleLoad, sample_run
 
 

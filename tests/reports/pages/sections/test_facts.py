@@ -2,7 +2,7 @@
 
 from reports.document import Facts, Table
 from reports.metrics.summary import Analysis
-from reports.pages.facts import facts_of_runs, load_sentence, run_facts, start_time
+from reports.pages.sections.facts import facts_of_runs, load_sentence, run_facts, start_time
 from reports.run_store import RunManifest, RunResult
 
 

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from reports.metrics.summary import Analysis
-from reports.pages.time_split import (
+from reports.pages.sections.time_split import (
     first_token_table,
     gantt_frame,
     slowest_table,
