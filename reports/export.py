@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from reports.metrics.checks.answer_facts import TEMPLATE_TOKENS
 from reports.metrics.measured import Measured
-from reports.metrics.pooled_metrics import POOLED
+from reports.metrics.requests.pooled_metrics import POOLED
 from reports.renderers.csv import escape_formula
 from reports.run_schema import Status
 from reports.run_store import REQUESTS, ROWS_PER_BATCH, SCHEMA_VERSION, RunManifest, replace_file, replacing

@@ -1,4 +1,4 @@
-"""The record of one request as observed. Derived values are in `metrics/per_request.py`.
+"""The record of one request as observed. Derived values are in `metrics/requests/per_request.py`.
 
 The load generator's worker imports this module, so it needs only the standard library.
 """

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from reports.document import VerdictLine
-from reports.metrics.per_request import Direction
+from reports.metrics.requests.per_request import Direction
 from reports.stats.estimators import Interval, mean_interval
 
 MIN_TRIALS_FOR_IMPORTANCE = 20

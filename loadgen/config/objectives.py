@@ -41,7 +41,7 @@ def objectives_of(texts: Iterable[str]) -> list[dict[str, Any]]:
     found = [parse_objective(text) for text in texts]
     if not found:
         return []
-    from reports.metrics.per_request import PER_REQUEST, Direction, request_metric_of
+    from reports.metrics.requests.per_request import PER_REQUEST, Direction, request_metric_of
 
     directions = {metric.name: metric.direction for metric in PER_REQUEST}
 

@@ -23,7 +23,7 @@ from loadgen.target.launch import split_command
 from loadgen.target.revision import Revision, check_out, first_parents, remove_check_out
 from reports.gate.change_point import Bisection, BisectionOutcome, Conclusion, RevisionMeasurement
 from reports.gate.side_run import direction_of, find_refusals
-from reports.metrics.per_request import Direction
+from reports.metrics.requests.per_request import Direction
 from reports.metrics.titles import value_text
 from reports.run_store import write_json
 

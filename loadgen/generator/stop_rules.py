@@ -13,7 +13,7 @@ import numpy.typing as npt
 from loadgen.config.objectives import parse_objective, parse_width
 from loadgen.errors import UsageError
 from reports.metrics.named_metrics import has_interval, metric_interval, relative_half_width
-from reports.metrics.request_series import run_dependence
+from reports.metrics.requests.request_series import run_dependence
 from reports.metrics.run_metrics import meets_slo
 from reports.metrics.windows import Window, slopes
 from reports.stats.queue_intervals import pooled_fraction

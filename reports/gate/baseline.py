@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from reports.gate.side_run import SideRun, find_refusals
 from reports.gate.stored import MIN_RUNS
 from reports.metrics.named_metrics import METRICS
-from reports.metrics.per_request import LATENCY_NAME
-from reports.metrics.pooled_metrics import PooledMetric
+from reports.metrics.requests.per_request import LATENCY_NAME
+from reports.metrics.requests.pooled_metrics import PooledMetric
 from reports.metrics.run_metrics import PER_RUN
 from reports.metrics.summary import Analysis, metric_value
 from reports.run_store import RunDirectoryError, replace_file

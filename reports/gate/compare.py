@@ -33,7 +33,7 @@ from reports.gate.side_run import (
     median_of,
     setting_of,
 )
-from reports.metrics.per_request import Direction
+from reports.metrics.requests.per_request import Direction
 from reports.stats.estimators import Interval
 from reports.text import plain_text
 

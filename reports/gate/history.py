@@ -18,7 +18,7 @@ import numpy.typing as npt
 from reports.gate.compare import DEFAULT_GATED, MIN_EFFECT
 from reports.gate.side_run import FRACTIONS, SideRun, direction_of, find_refusals, log_degradation, median_of
 from reports.gate.stored import OccasionVariation
-from reports.metrics.per_request import Direction
+from reports.metrics.requests.per_request import Direction
 from reports.run_store import JsonlWriter
 
 Array = npt.NDArray[np.float64]

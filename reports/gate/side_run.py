@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reports.metrics.checks.findings import is_overloaded
-from reports.metrics.per_request import LATENCY_NAME, PER_REQUEST, Direction
+from reports.metrics.requests.per_request import LATENCY_NAME, PER_REQUEST, Direction
 from reports.metrics.run_metrics import PER_RUN
 from reports.metrics.summary import metric_value
 from reports.run_store import RunManifest

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from reports.metrics.measured import Measured
-from reports.metrics.per_request import LATENCY_NAME, meets_objectives, request_metric_of
-from reports.metrics.request_series import run_fraction
+from reports.metrics.requests.per_request import LATENCY_NAME, meets_objectives, request_metric_of
+from reports.metrics.requests.request_series import run_fraction
 from reports.run_schema import Status
 from reports.stats.estimators import Interval
 

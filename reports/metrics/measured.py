@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from reports.metrics.counted import counted, counted_events
-from reports.metrics.per_request import PER_REQUEST, meets_objectives
+from reports.metrics.requests.counted import counted, counted_events
+from reports.metrics.requests.per_request import PER_REQUEST, meets_objectives
 from reports.metrics.windows import Concurrency, Window, find_window, starts_s
 from reports.request_columns import RequestColumns, TokenEvents, columns_of
 from reports.run_schema import Phase, Status, TokensSource

@@ -7,14 +7,14 @@ import math
 import re
 
 from reports.metrics.measured import Measured
-from reports.metrics.per_request import (
+from reports.metrics.requests.per_request import (
     LATENCY_NAME,
     PER_REQUEST,
     RequestMetric,
     request_metric_of,
 )
-from reports.metrics.pooled_metrics import POOLED, PooledMetric
-from reports.metrics.request_series import RequestSeries
+from reports.metrics.requests.pooled_metrics import POOLED, PooledMetric
+from reports.metrics.requests.request_series import RequestSeries
 from reports.metrics.run_metrics import PER_RUN, RunMetric
 from reports.stats.bootstrap import block_length, bootstrap_mean, bootstrap_percentiles
 from reports.stats.estimators import Interval

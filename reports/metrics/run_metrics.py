@@ -8,14 +8,14 @@ import numpy as np
 import pandas as pd
 
 from reports.metrics.measured import Measured
-from reports.metrics.per_request import (
+from reports.metrics.requests.per_request import (
     Direction,
     meets_objectives,
     request_metric_of,
 )
-from reports.metrics.request_series import run_fraction
+from reports.metrics.requests.request_series import run_fraction
+from reports.metrics.requests.structured import validity_rate
 from reports.metrics.run_rates import good_rate, input_rate, output_rate, run_throughput, total_rate
-from reports.metrics.structured import validity_rate
 from reports.metrics.windows import Concurrency
 from reports.run_schema import NOT_FAILED
 from reports.stats.estimators import Interval

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from reports.metrics.measured import Array, Measured
-from reports.metrics.request_series import run_dependence
+from reports.metrics.requests.request_series import run_dependence
 from reports.metrics.windows import UNEVEN_MODES
 from reports.run_schema import Status
 from reports.stats.estimators import NUM_BATCHES, Interval

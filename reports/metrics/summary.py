@@ -12,24 +12,24 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from reports.metrics.adapters import adapters_summary
 from reports.metrics.checks.abandoned import find_abandoned
 from reports.metrics.checks.client_facts import client_facts
 from reports.metrics.checks.overload import find_overload
 from reports.metrics.checks.validity import judge_run
-from reports.metrics.counted import GENERATOR_DELAYS, least_bound
 from reports.metrics.finish import finish_run
 from reports.metrics.judged_objectives import judge_objective
 from reports.metrics.measured import Measured
 from reports.metrics.named_metrics import METRICS
-from reports.metrics.per_request import LATENCY_NAME, RequestMetric, meets_objective, request_metric_of
-from reports.metrics.pooled_metrics import PooledMetric
-from reports.metrics.prefix_cache import cached_share
-from reports.metrics.request_series import RequestSeries
+from reports.metrics.requests.adapters import adapters_summary
+from reports.metrics.requests.counted import GENERATOR_DELAYS, least_bound
+from reports.metrics.requests.per_request import LATENCY_NAME, RequestMetric, meets_objective, request_metric_of
+from reports.metrics.requests.pooled_metrics import PooledMetric
+from reports.metrics.requests.prefix_cache import cached_share
+from reports.metrics.requests.request_series import RequestSeries
+from reports.metrics.requests.structured import structured_summary
 from reports.metrics.run_metrics import PER_RUN
-from reports.metrics.server import server_summary
-from reports.metrics.speculation import speculation_summary
-from reports.metrics.structured import structured_summary
+from reports.metrics.server.server_metrics import server_summary
+from reports.metrics.server.speculation import speculation_summary
 from reports.run_schema import NOT_FAILED, Status
 from reports.run_store import SCHEMA_VERSION, SUMMARY_FILE, RunResult, write_json
 from reports.saved_run import load_run

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from reports.metrics.checks.findings import Level, is_overloaded
-from reports.metrics.per_request import meets_objectives
-from reports.metrics.request_series import run_dependence
+from reports.metrics.requests.per_request import meets_objectives
+from reports.metrics.requests.request_series import run_dependence
 from reports.metrics.summary import Analysis, metric_value
 from reports.stats.capacity import Capacity, RunEvidence
 from reports.stats.estimators import Interval

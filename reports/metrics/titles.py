@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from reports.metrics.per_request import LATENCY_NAME, Direction
+from reports.metrics.requests.per_request import LATENCY_NAME, Direction
 from reports.metrics.run_metrics import PER_RUN
 
 LATENCY_TITLES = {

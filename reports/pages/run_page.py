@@ -18,9 +18,9 @@ from reports.document import (
     format_percent,
 )
 from reports.metrics.checks.findings import finding_messages
-from reports.metrics.per_request import primary_latency
 from reports.metrics.replicas import replicas_table
-from reports.metrics.server_replicas import server_replicas_table
+from reports.metrics.requests.per_request import primary_latency
+from reports.metrics.server.server_replicas import server_replicas_table
 from reports.metrics.summary import Analysis, metric_value
 from reports.pages.sections import health, request_tables, run_figures, tables
 from reports.pages.sections.across_runs import across_section

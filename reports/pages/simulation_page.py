@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from reports.document import Block, Facts, Plot, Report, Section, Table, VerdictLine, format_number, format_percent
-from reports.metrics.per_request import Direction
+from reports.metrics.requests.per_request import Direction
 from reports.metrics.titles import better_direction, in_percent, limits_text, metric_title, percent_title
 from reports.pages.study.course import pareto
 from reports.pages.study.importance import importances

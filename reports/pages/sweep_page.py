@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from reports.document import Block, Estimate, Plot, Report, Section, Table, Text, VerdictLine, format_number
-from reports.metrics.per_request import request_metric_of
+from reports.metrics.requests.per_request import request_metric_of
 from reports.metrics.summary import Analysis
 from reports.metrics.sweep import LoadPoint, SloDecision, Sweep
 from reports.pages.run_pages import run_link, runs_section

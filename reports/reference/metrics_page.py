@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
-from reports.metrics.per_request import PER_REQUEST, Direction, RequestMetric
-from reports.metrics.pooled_metrics import POOLED, PooledMetric
+from reports.metrics.requests.per_request import PER_REQUEST, Direction, RequestMetric
+from reports.metrics.requests.pooled_metrics import POOLED, PooledMetric
 from reports.metrics.run_metrics import PER_RUN, RunMetric
-from reports.metrics.server import SERVER_METRICS
+from reports.metrics.server.server_metrics import SERVER_METRICS
 from reports.text import markdown_table
 
 INTRODUCTION = """# Metrics

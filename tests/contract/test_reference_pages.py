@@ -13,7 +13,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.config.key_table import key_of
 from loadgen.config.load_examples import EXAMPLES
 from reports.metrics.named_metrics import METRICS
-from reports.metrics.server import SERVER_METRICS
+from reports.metrics.server.server_metrics import SERVER_METRICS
 from tuner.commands import plan, plan_page
 from tuner.config import TuneConfig
 from tuner.servers.select import server_of

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from loadgen.errors import UsageError
-from reports.metrics.server import SERVER_METRICS
+from reports.metrics.server.server_metrics import SERVER_METRICS
 
 # Seconds with fewer requests before a replica is stopped: its start takes minutes.
 SCALE_DOWN_S = 600

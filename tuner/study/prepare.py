@@ -227,7 +227,7 @@ def _name(config: TuneConfig, load: BenchConfig) -> str:
 
 
 def _is_request_metric(metric: str, limit: float | None) -> bool:
-    from reports.metrics.per_request import request_metric_of
+    from reports.metrics.requests.per_request import request_metric_of
 
     return limit is not None and request_metric_of(metric, is_open_loop=False) is not None
 

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote
 
 from reports.document import VerdictLine
-from reports.metrics.per_request import Direction
+from reports.metrics.requests.per_request import Direction
 from reports.pages.run_pages import PAGE
 from reports.pages.study.page import build_study_report
 from reports.renderers.write import write_report

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reports.gate.side_run import direction_of
-from reports.metrics.per_request import Direction
+from reports.metrics.requests.per_request import Direction
 from reports.metrics.titles import metric_heading
 from reports.stats.estimators import Interval
 from tuner.config import ObjectiveSection

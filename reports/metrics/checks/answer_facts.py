@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from reports.metrics.bursts import burst_size
 from reports.metrics.measured import Measured
+from reports.metrics.requests.bursts import burst_size
 from reports.run_schema import Status, TokensSource
 
 TEMPLATE_TOKENS = {"openai-chat": 64, "anthropic": 64, "ollama-chat": 64}

@@ -11,8 +11,8 @@ import pandas as pd
 
 from reports.metrics.checks.answer_facts import answer_facts
 from reports.metrics.checks.restarts import UNREACHABLE, restarted_s
-from reports.metrics.counted import is_cut_off
 from reports.metrics.measured import Measured
+from reports.metrics.requests.counted import is_cut_off
 from reports.run_schema import Status
 from reports.run_store import RunResult
 

@@ -10,7 +10,7 @@ from reports.metrics.checks.findings import RANK, Finding, Level, Verdict, above
 from reports.metrics.checks.overload import Overload
 from reports.metrics.checks.restarts import START_TIME_SERIES, UNREACHABLE, restarted_s
 from reports.metrics.measured import Measured
-from reports.metrics.prefix_cache import CachedShare
+from reports.metrics.requests.prefix_cache import CachedShare
 from reports.metrics.steadiness import series_between
 from reports.metrics.windows import UNEVEN_MODES
 from reports.run_store import RunResult

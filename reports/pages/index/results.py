@@ -12,7 +12,7 @@ from typing import Any
 
 from reports.document import Estimate, format_percent
 from reports.gate.saved_comparison import COMPARISON_FILE, load_comparison
-from reports.metrics.per_request import Direction
+from reports.metrics.requests.per_request import Direction
 from reports.metrics.summary import metric_value
 from reports.metrics.titles import better_direction, metric_heading
 from reports.pages.comparison_page import metric_sentence

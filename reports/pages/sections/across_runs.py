@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from reports.document import Block, Estimate, Section, Table
-from reports.metrics.per_request import primary_latency
+from reports.metrics.requests.per_request import primary_latency
 from reports.metrics.summary import Analysis
 from reports.run_schema import Status
 from reports.stats.bootstrap import (

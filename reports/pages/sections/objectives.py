@@ -8,7 +8,7 @@ import pandas as pd
 
 from reports.document import Estimate, format_percent
 from reports.metrics.judged_objectives import ObjectiveDecision, named_statistic
-from reports.metrics.per_request import LATENCY_NAME
+from reports.metrics.requests.per_request import LATENCY_NAME
 from reports.metrics.summary import Analysis
 from reports.metrics.titles import limits_text
 from reports.pages.sections.tables import scaled

@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from reports.document import Block, Plot, format_number
-from reports.metrics.per_request import primary_latency
-from reports.metrics.pooled_metrics import POOLED
+from reports.metrics.requests.per_request import primary_latency
+from reports.metrics.requests.pooled_metrics import POOLED
 from reports.metrics.summary import Analysis
 from reports.pages.sections.across_runs import values_of
 from reports.plots import box_plots, latency_plots, request_plots

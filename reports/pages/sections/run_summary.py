@@ -5,7 +5,7 @@ from typing import Any
 
 from reports.document import Block, Plot, Table, Tile, Tiles, format_duration, format_number, format_percent
 from reports.metrics.checks.findings import latencies_grow
-from reports.metrics.per_request import primary_latency
+from reports.metrics.requests.per_request import primary_latency
 from reports.metrics.summary import Analysis
 from reports.pages.sections import request_tables, run_figures, tables
 from reports.pages.sections.objectives import ObjectiveResult, objective_results

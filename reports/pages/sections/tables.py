@@ -10,9 +10,9 @@ import pandas as pd
 
 from reports.document import Estimate, about, format_duration, format_number
 from reports.metrics.named_metrics import METRICS
-from reports.metrics.per_request import CORRECTED, Direction, primary_latency
+from reports.metrics.requests.per_request import CORRECTED, Direction, primary_latency
 from reports.metrics.run_metrics import PER_RUN
-from reports.metrics.server import SERVER_METRICS
+from reports.metrics.server.server_metrics import SERVER_METRICS
 from reports.metrics.summary import Analysis
 from reports.pages.sections.facts import load_sentence
 from reports.pages.sections.request_tables import failed_requests

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from reports.document import Block, Estimate, Table, Text, VerdictLine, format_bounds, format_number
-from reports.metrics.per_request import Direction
+from reports.metrics.requests.per_request import Direction
 from reports.metrics.titles import better_direction, metric_title
 from reports.stats.estimators import Interval
 from reports.study import StudyData, at_range_end, median_of, paired_change, setting_text

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reports.metrics.per_request import Direction
+from reports.metrics.requests.per_request import Direction
 from reports.study import Knob, StudyData
 
 Array = npt.NDArray[np.float64]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from reports.document import Block, Estimate, Facts, Link, Report, Section, Table, Text
-from reports.metrics.per_request import Direction
+from reports.metrics.requests.per_request import Direction
 from reports.metrics.titles import better_direction, in_percent, limits_text, metric_title, percent_title
 from reports.pages.study.answer import answer_verdict, settings_blocks
 from reports.pages.study.course import history, pareto, times

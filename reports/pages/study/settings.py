@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from reports.document import Block, Plot, Text
-from reports.metrics.per_request import Direction
+from reports.metrics.requests.per_request import Direction
 from reports.metrics.titles import metric_title
 from reports.pages.study.importance import importances, unimportant
 from reports.pages.study.trial_text import hover_text, objective_title

@@ -17,7 +17,7 @@ from loadgen.generator.stop_rules import (
 )
 from loadgen.generator.stop_watcher import GrowingFiles, StopWatcher
 from reports.metrics.measured import Measured
-from reports.metrics.request_series import run_dependence
+from reports.metrics.requests.request_series import run_dependence
 from reports.run_schema import RequestRecord
 from reports.run_store import JsonlWriter, RunManifest, RunResult
 from reports.stats.queue_intervals import pooled_fraction

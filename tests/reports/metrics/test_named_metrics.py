@@ -9,8 +9,8 @@ import pytest
 from reports.metrics.finish import write_table
 from reports.metrics.measured import Measured
 from reports.metrics.named_metrics import METRICS
-from reports.metrics.per_request import PER_REQUEST
-from reports.metrics.pooled_metrics import POOLED
+from reports.metrics.requests.per_request import PER_REQUEST
+from reports.metrics.requests.pooled_metrics import POOLED
 from reports.metrics.run_metrics import PER_RUN
 from reports.metrics.summary import summarize
 from reports.run_schema import RequestRecord, Status

@@ -14,7 +14,7 @@ import pytest
 from matplotlib.contour import ContourSet
 
 from reports.document import Report, Table, Text
-from reports.metrics.per_request import Direction
+from reports.metrics.requests.per_request import Direction
 from reports.pages.study.answer import costs
 from reports.pages.study.course import history_frame, pareto_frame
 from reports.pages.study.importance import importances

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from reports.metrics.per_request import PER_REQUEST
+from reports.metrics.requests.per_request import PER_REQUEST
 from reports.run_schema import Status
 
 GENERATOR_DELAYS = frozenset(("schedule_lag_s", "limit_wait_s"))

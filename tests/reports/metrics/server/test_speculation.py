@@ -2,10 +2,10 @@
 
 import pytest
 
-from reports.metrics.bursts import burst_size
 from reports.metrics.measured import Measured
-from reports.metrics.pooled_metrics import POOLED
-from reports.metrics.speculation import speculation_summary
+from reports.metrics.requests.bursts import burst_size
+from reports.metrics.requests.pooled_metrics import POOLED
+from reports.metrics.server.speculation import speculation_summary
 from reports.metrics.windows import Window
 from reports.pages.sections.speculation import positions_table
 from reports.run_store import RunManifest, RunResult

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from reports.metrics.bursts import inter_token_times
 from reports.metrics.measured import Array, Measured
-from reports.metrics.per_request import (
+from reports.metrics.requests.bursts import inter_token_times
+from reports.metrics.requests.per_request import (
     Direction,
 )
 

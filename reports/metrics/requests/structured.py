@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reports.metrics.measured import Measured
-from reports.metrics.request_series import RequestSeries, run_fraction
+from reports.metrics.requests.request_series import RequestSeries, run_fraction
 from reports.run_schema import Status
 from reports.stats.estimators import Interval
 from reports.stats.queue_intervals import QueueSeries
