@@ -4,21 +4,8 @@ import sys
 from collections.abc import Sequence
 
 from loadgen.program import Program
-from tuner.commands import (
-    check,
-    confirm,
-    dashboard,
-    export,
-    fit,
-    noise,
-    plan,
-    report,
-    run,
-    serve,
-    simulate,
-    storage,
-    worker,
-)
+from tuner.commands import check, confirm, dashboard, export, fit, noise, plan, report, run, serve, storage, worker
+from tuner.commands.simulation import simulate
 from tuner.study.shared_storage.token import TOKEN_VARIABLE
 
 EXIT_CODES = """exit codes:

@@ -24,7 +24,7 @@ from loadgen.target.machine import describe_machine
 from loadgen.target.target import LaunchedTarget
 from reports.text import markdown_table
 from tuner import cli
-from tuner.commands.simulate_outside import ACCURATE
+from tuner.commands.simulation.simulate_outside import ACCURATE
 
 RESULTS = Path(__file__).parents[1] / "results" / "outside_twin.json"
 READY_TIMEOUT_S = 600.0

@@ -19,7 +19,14 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.program import Command
 from loadgen.progress import ProgressDisplay, add_verbosity_flags, progress_of
 from loadgen.terminal.progress_line import Position
-from tuner.commands.simulate_inputs import TOO_POOR, load_values, newest_cost, note_of, server_of, settings_from
+from tuner.commands.simulation.simulate_inputs import (
+    TOO_POOR,
+    load_values,
+    newest_cost,
+    note_of,
+    server_of,
+    settings_from,
+)
 from tuner.config import LimitSection
 from tuner.simulator.capacity_planning.attainment import FleetVerdict
 from tuner.simulator.capacity_planning.capacity import RUNS, LatencySlo, SizedFleet, size_fleet

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from benchmarks.tuner import outside_twin
-from tuner.commands.simulate_outside import ACCURATE
+from tuner.commands.simulation.simulate_outside import ACCURATE
 
 ARGS = argparse.Namespace(
     servers=("own", "llama.cpp"), llama_server="llama-server", model="m.gguf", own_model="preset:tiny-llama",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tuner.commands.test_simulate import BY_HAND, ROOM
+from tests.tuner.commands.simulation.test_simulate import BY_HAND, ROOM
 from tuner.cli import main
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"

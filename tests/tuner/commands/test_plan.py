@@ -11,7 +11,7 @@ import pytest
 
 from loadgen import program
 from loadgen.interrupts import Interrupted
-from tests.tuner.commands.test_simulate import BY_HAND, ROOM
+from tests.tuner.commands.simulation.test_simulate import BY_HAND, ROOM
 from tuner.cli import main
 
 PLAN = """[plan]

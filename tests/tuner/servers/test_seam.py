@@ -9,7 +9,7 @@ from tuner.servers.select import server_of
 
 ROOT = Path(tuner.__file__).parent
 # `fit` predicts the memory that the launcher would find on a GPU, so it has the launcher's flags.
-TGI_ROOMS = ("servers/tgi/", "simulator/", "commands/simulate", "commands/fit.py")
+TGI_ROOMS = ("servers/tgi/", "simulator/", "commands/simulation/", "commands/fit.py")
 
 
 def test_no_other_module_of_the_tuner_names_a_setting_of_tgi():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from loadgen.config.bench_config import BenchConfig
-from tests.tuner.commands.test_simulate import write_trace
+from tests.tuner.commands.simulation.test_simulate import write_trace
 from tests.tuner.simulator.fitting.test_metric_steps import SETTINGS, play
 from tuner.config import ParamSection
 from tuner.proposers.proposal import Decline, Proposal

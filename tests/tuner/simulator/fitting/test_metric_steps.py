@@ -11,7 +11,7 @@ import pytest
 from loadgen.config.bench_config import BenchConfig
 from reference_server.router.scheduling.scheduler import Prefill, SchedulerOptions
 from reference_server.router.scheduling.step_work import StepWork
-from tuner.commands.simulate_run import write_run
+from tuner.commands.simulation.simulate_run import write_run
 from tuner.errors import TraceError
 from tuner.simulator.engine import NS_PER_S, Simulation
 from tuner.simulator.fitting.cost_file import fit_costs

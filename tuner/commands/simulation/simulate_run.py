@@ -11,7 +11,7 @@ from loadgen.config.bench_config import BenchConfig
 from reports.run_schema import Phase, RequestRecord, Status
 from reports.run_store import REQUESTS as REQUESTS_TABLE
 from reports.run_store import JsonlWriter, RunManifest, write_client, write_manifest
-from tuner.commands.simulate_inputs import (
+from tuner.commands.simulation.simulate_inputs import (
     METRICS,
     add_input_flags,
     exit_code,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.servers.stream_server import Script, ServerState, stream_server
+from tests.tuner.commands.simulation.test_simulate import printed
 from tests.tuner.commands.test_plan import PLAN
-from tests.tuner.commands.test_simulate import printed
 from tests.tuner.simulator.outside.synthetic_runs import COSTS, synthetic_runs
 from tuner.cli import main
 from tuner.simulator.outside.designed_loads import designed_loads

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from loadgen.config import parsing
 from loadgen.errors import UsageError
-from tuner.commands.simulate_inputs import TOO_POOR, newest_cost, render_table
-from tuner.commands.simulate_outside import add_outside_flags, validate_url
+from tuner.commands.simulation.simulate_inputs import TOO_POOR, newest_cost, render_table
+from tuner.commands.simulation.simulate_outside import add_outside_flags, validate_url
 from tuner.config import TuneConfig
 from tuner.simulator.fitting.cost_file import COST_FILE, read_costs
 from tuner.study.prepare import PreparedStudy, load_of, stored, with_implied

@@ -14,7 +14,7 @@ from loadgen.errors import UsageError
 from loadgen.interrupts import noted
 from loadgen.target.server_kind import OWN
 from loadgen.target.target import TargetFacts, open_target
-from tuner.commands.simulate_inputs import TOO_POOR, render_table
+from tuner.commands.simulation.simulate_inputs import TOO_POOR, render_table
 from tuner.errors import NotSimulatedError
 from tuner.simulator.fitting.cost_file import COST_FILE, Costs, read_costs
 from tuner.simulator.slot_replica import UNLIMITED_TOKENS

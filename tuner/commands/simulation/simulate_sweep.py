@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.config import parsing
-from tuner.commands.simulate_inputs import (
+from tuner.commands.simulation.simulate_inputs import (
     METRICS,
     add_input_flags,
     exit_code,
@@ -20,7 +20,7 @@ from tuner.commands.simulate_inputs import (
     render_table,
     settings_from,
 )
-from tuner.commands.simulate_loads import best_row, loads_at, printed_row
+from tuner.commands.simulation.simulate_loads import best_row, loads_at, printed_row
 from tuner.config import LimitSection, TuneConfig
 from tuner.errors import NotSimulatedError
 from tuner.servers.select import server_of

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from loadgen.interrupts import noted
 from loadgen.program import Command
 from loadgen.progress import add_verbosity_flags
-from tuner.commands.simulate_fit import add_calibrate_flags, add_fit_flags, calibrate, fit
-from tuner.commands.simulate_inputs import add_input_flags
-from tuner.commands.simulate_run import add_run_flags, explain, run
-from tuner.commands.simulate_sweep import add_sweep_flags, sweep
-from tuner.commands.simulate_validate import add_validate_flags, validate
+from tuner.commands.simulation.simulate_fit import add_calibrate_flags, add_fit_flags, calibrate, fit
+from tuner.commands.simulation.simulate_inputs import add_input_flags
+from tuner.commands.simulation.simulate_run import add_run_flags, explain, run
+from tuner.commands.simulation.simulate_sweep import add_sweep_flags, sweep
+from tuner.commands.simulation.simulate_validate import add_validate_flags, validate
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from loadgen.config import parsing
 from loadgen.errors import UsageError
-from tuner.commands.simulate_outside import add_outside_flags, calibrate_url
+from tuner.commands.simulation.simulate_outside import add_outside_flags, calibrate_url
 from tuner.simulator.fitting.client_cost import client_cost_of
 from tuner.simulator.fitting.cost_file import COST_FILE, Costs, fit_costs
 from tuner.simulator.fitting.step_trace import read_steps
