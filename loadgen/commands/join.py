@@ -40,7 +40,7 @@ def join(address: Address, key: str, progress: ProgressDisplay) -> int:
     progress.show(f"joining {address}")
     plan = JoinPlan(address.host, address.port, os.getpid(), key)
     worker = subprocess.Popen(
-        [sys.executable, "-m", "loadgen.generator.group_worker"],
+        [sys.executable, "-m", "loadgen.generator.distributed.group_worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,

@@ -129,7 +129,7 @@ def start_load(plan: WorkerPlan, distribution: Distribution, out: Path) -> Runni
     if distribution.is_alone:
         return _start_process("loadgen.generator.worker", plan.to_json(), out)
     return _start_process(
-        "loadgen.generator.master", {"plan": plan.to_json(), "distribution": distribution.to_json()}, out
+        "loadgen.generator.distributed.master", {"plan": plan.to_json(), "distribution": distribution.to_json()}, out
     )
 
 

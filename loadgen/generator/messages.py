@@ -30,7 +30,7 @@ from typing import Any, Self
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import MAX_WORKERS
 from loadgen.dialects.dialect import Sampling
-from loadgen.generator.clocks import clock_id
+from loadgen.generator.distributed.clocks import clock_id
 from loadgen.target import machine
 from loadgen.workloads.lengths import EMPIRICAL
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.generator.distributed.start_count import StartCount
 from loadgen.generator.load_window import LoadEnd, LoadWindow
-from loadgen.generator.start_count import StartCount
 from reports.metrics.summary import summarize
 from reports.run_schema import RequestRecord, Status
 from reports.run_store import RunManifest, RunResult

@@ -1,4 +1,4 @@
-"""`python -m loadgen.generator.group_worker`: one of several workers, on locust's worker runner.
+"""`python -m loadgen.generator.distributed.group_worker`: one of several workers, on locust's worker runner.
 
 Reads a `JoinPlan` as JSON on stdin. A worker that the master started writes its records into the run directory; a
 worker that joined from another machine sends them in batches. messages.py has the messages.
@@ -29,7 +29,7 @@ from gevent.event import AsyncResult, Event
 from locust.rpc.protocol import Message
 
 from loadgen.config.distribution import JOIN_KEY_VARIABLE
-from loadgen.generator.encrypted_sockets import EncryptedClient
+from loadgen.generator.distributed.encrypted_sockets import EncryptedClient
 from loadgen.generator.messages import FROM_WORKER, TO_WORKER, Hello, JoinPlan, WorkerPlan, names_file, unpack_files
 from loadgen.generator.partition import Partition
 from loadgen.generator.recorder import RowSink, tpot_of, ttft_of

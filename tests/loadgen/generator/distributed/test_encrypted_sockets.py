@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 SETUP = """
 import gevent
-from loadgen.generator.encrypted_sockets import EncryptedClient, EncryptedServer, message_of
+from loadgen.generator.distributed.encrypted_sockets import EncryptedClient, EncryptedServer, message_of
 from loadgen.generator.messages import FROM_WORKER
 from locust.rpc.protocol import Message
 

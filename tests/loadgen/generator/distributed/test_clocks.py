@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.generator.clocks import ClockOffset, Ping, clock_id, error_ns, estimate
+from loadgen.generator.distributed.clocks import ClockOffset, Ping, clock_id, error_ns, estimate
 
 MS = 1_000_000
 DELAYS = st.integers(0, 50 * MS)

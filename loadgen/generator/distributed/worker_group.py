@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from loadgen.generator.clocks import SAME_CLOCK, ClockOffset, error_ns
+from loadgen.generator.distributed.clocks import SAME_CLOCK, ClockOffset, error_ns
+from loadgen.generator.distributed.start_count import StartCount
 from loadgen.generator.messages import Hello
 from loadgen.generator.recorder import RECENT_TTFTS, quantile
-from loadgen.generator.start_count import StartCount
 
 COUNTS = ("in_flight", "sent", "completed", "completed_measured", "failed", "tokens_out", "waiting")
 

@@ -2,9 +2,9 @@ import dataclasses
 
 import pytest
 
-from loadgen.generator.clocks import ClockOffset
+from loadgen.generator.distributed.clocks import ClockOffset
+from loadgen.generator.distributed.worker_group import Stage, WorkerGroup
 from loadgen.generator.messages import PROTOCOL, Hello
-from loadgen.generator.worker_group import Stage, WorkerGroup
 
 MASTER = Hello(PROTOCOL, "1.0", "2.47.0", "here", 1, "boot-1")
 END = {

@@ -1,4 +1,4 @@
-"""`python -m loadgen.generator.master`: coordinates the workers of one run, on locust's master runner.
+"""`python -m loadgen.generator.distributed.master`: coordinates the workers of one run, on locust's master runner.
 
 Makes no load itself. Reads a `WorkerPlan` and a `Distribution` as JSON on stdin and writes the same messages on stdout
 as a single worker. Starts its workers, or waits for workers that join; assigns partitions; measures clock offsets;
@@ -34,8 +34,10 @@ from gevent.queue import Empty, Queue
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.distribution import JOIN_KEY_VARIABLE, Address, Distribution
 from loadgen.errors import MeasurementError
-from loadgen.generator.clocks import ClockOffset, Ping, estimate
-from loadgen.generator.encrypted_sockets import EncryptedServer
+from loadgen.generator.distributed.clocks import ClockOffset, Ping, estimate
+from loadgen.generator.distributed.encrypted_sockets import EncryptedServer
+from loadgen.generator.distributed.web_ui import WebPage
+from loadgen.generator.distributed.worker_group import Member, Stage, WorkerGroup
 from loadgen.generator.messages import (
     END_SIGNAL,
     FROM_WORKER,
@@ -48,9 +50,7 @@ from loadgen.generator.messages import (
     pack_files,
 )
 from loadgen.generator.users import ClosedLoopUser, OpenLoopUser
-from loadgen.generator.web_ui import WebPage
 from loadgen.generator.worker import POLL_S, print_message
-from loadgen.generator.worker_group import Member, Stage, WorkerGroup
 from loadgen.parent_death import end_with_parent
 from reports.run_store import REQUESTS, TIMESERIES, append_whole, write_client
 
@@ -215,7 +215,9 @@ class Master:
             index,
         )
         process = subprocess.Popen(
-            [sys.executable, "-m", "loadgen.generator.group_worker"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "loadgen.generator.distributed.group_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
         )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
