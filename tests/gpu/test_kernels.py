@@ -11,7 +11,7 @@ from reference_server.model_server.attention.store import TorchStore
 from reference_server.model_server.attention.torch_backend import TorchDecode, TorchPrefill
 from reference_server.model_server.measure.correctness import LIMITS, SHAPES
 from reference_server.model_server.models.adapters.products import product_for
-from reference_server.model_server.models.operators import Norm, TorchOperators, TritonOperators
+from reference_server.model_server.models.fused.operators import Norm, TorchOperators, TritonOperators
 from reference_server.model_server.options import EngineOptions
 from tests.support.models import adapter_products
 

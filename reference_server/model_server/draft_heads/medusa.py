@@ -16,7 +16,7 @@ from torch import Tensor
 from reference_server.errors import StartupError
 from reference_server.model_server.draft_heads.base_model import BaseModel
 from reference_server.model_server.draft_heads.weights import MOST_HEADS, SpeculatorWeights, best_of, number_of, packed
-from reference_server.model_server.models.walk import Linear
+from reference_server.model_server.models.fused.walk import Linear
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 MOST_LAYERS = 16

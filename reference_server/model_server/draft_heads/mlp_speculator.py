@@ -18,7 +18,7 @@ from torch import Tensor
 
 from reference_server.model_server.draft_heads.base_model import BaseModel
 from reference_server.model_server.draft_heads.weights import MOST_HEADS, SpeculatorWeights, best_of, number_of, packed
-from reference_server.model_server.models.walk import Linear
+from reference_server.model_server.models.fused.walk import Linear
 from reference_server.model_server.weights.files import weight_files
 
 EPSILON = 1e-6

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from reference_server.errors import StartupError
-from reference_server.model_server.models.fused_linear import stacked, take_weights
-from reference_server.model_server.models.walk import Linear
+from reference_server.model_server.models.fused.fused_linear import stacked, take_weights
+from reference_server.model_server.models.fused.walk import Linear
 from reference_server.model_server.weights.checkpoint import Checkpoint, open_weights
 
 MOST_HEADS = 64

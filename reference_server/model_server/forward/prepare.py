@@ -20,15 +20,16 @@ from reference_server.model_server.forward.ragged import RaggedForward
 from reference_server.model_server.forward.recurrent import RecurrentForward
 from reference_server.model_server.forward.self_check import distance_from_alone, limit_of
 from reference_server.model_server.kv_cache import KVScales, LayerShape
-from reference_server.model_server.models import fuse, hooks, rotary
+from reference_server.model_server.models import hooks, rotary
 from reference_server.model_server.models.adapters.install import install
 from reference_server.model_server.models.adapters.products import product_for
 from reference_server.model_server.models.adapters.site import Sites
 from reference_server.model_server.models.adapters.slots import AdapterLimits, AdapterSlots
-from reference_server.model_server.models.compiled_walk import Undescribed
+from reference_server.model_server.models.fused import fuse
+from reference_server.model_server.models.fused.compiled_walk import Undescribed
+from reference_server.model_server.models.fused.packed_linear import pack_linears
+from reference_server.model_server.models.fused.swap import swap_modules
 from reference_server.model_server.models.loader import LoadedModel
-from reference_server.model_server.models.packed_linear import pack_linears
-from reference_server.model_server.models.swap import swap_modules
 from reference_server.model_server.options import EngineOptions, Tier
 from reference_server.model_server.step_state import StepState
 from reference_server.tokenizer import Tokenizer

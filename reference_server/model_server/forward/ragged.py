@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from reference_server.model_server.attention.staging import host_arrays, stage
 from reference_server.model_server.forward.inputs import ImageRows, RaggedInputs
-from reference_server.model_server.models.fuse import Decoder
+from reference_server.model_server.models.fused.fuse import Decoder
 from reference_server.model_server.speculation.hidden_states import HiddenStates
 from reference_server.model_server.step_state import AdapterSegments, IntArray, Step, StepState, StepTensors
 

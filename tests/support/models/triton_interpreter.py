@@ -23,7 +23,7 @@ from reference_server.model_server.attention.staging import upload
 from reference_server.model_server.attention.store import TritonStore
 from reference_server.model_server.kv_cache import LayerCache
 from reference_server.model_server.models.adapters.triton_product import TritonProduct
-from reference_server.model_server.models.operators import Norm, TorchOperators, TritonOperators
+from reference_server.model_server.models.fused.operators import Norm, TorchOperators, TritonOperators
 from reference_server.model_server.step_state import Step
 from tests.support.models import adapter_products
 

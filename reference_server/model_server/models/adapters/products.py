@@ -16,7 +16,7 @@ from reference_server.model_server.cpu_kernels import build
 from reference_server.model_server.models.adapters import triton_product
 from reference_server.model_server.models.adapters.linears import AdaptableLinear
 from reference_server.model_server.models.adapters.site import AdapterProduct, SiteFactors
-from reference_server.model_server.models.packed_linear import in_panels
+from reference_server.model_server.models.fused.packed_linear import in_panels
 from reference_server.model_server.step_state import AdapterSegments
 
 # The structures of kernels.h.

@@ -16,7 +16,7 @@ from reference_server.model_server.attention.triton_backend import (
     tile_for,
 )
 from reference_server.model_server.models.adapters import triton_product
-from reference_server.model_server.models.operators import warps_of
+from reference_server.model_server.models.fused.operators import warps_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is made for Linux alone")
 
@@ -60,7 +60,7 @@ def compiled(name: str, num_warps: int, **constants: Any) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from reference_server.model_server.models import operator_kernels
+    from reference_server.model_server.models.fused import operator_kernels
 
     modules = (kernels(), operator_kernels, triton_product.kernels())
     kernel = next(getattr(module, name) for module in modules if hasattr(module, name))

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from reference_server.model_server.free_memory import return_free_memory
 from reference_server.model_server.models.adapters.site import AdapterProduct, Sites, adapted
-from reference_server.model_server.models.compiled_walk import CompiledWalk
-from reference_server.model_server.models.fused_linear import (
+from reference_server.model_server.models.fused.compiled_walk import CompiledWalk
+from reference_server.model_server.models.fused.fused_linear import (
     can_stack,
     heads_in_order,
     is_head,
@@ -31,11 +31,11 @@ from reference_server.model_server.models.fused_linear import (
     stacked,
     take_weights,
 )
-from reference_server.model_server.models.layouts import LAYOUTS, OPT, Layout
-from reference_server.model_server.models.operators import Norm, known_norm, norm_of, operators_for
-from reference_server.model_server.models.packed_linear import can_pack
-from reference_server.model_server.models.swap import activation_of
-from reference_server.model_server.models.walk import ROPE_TYPES, Activation, FusedLayer, Heads, RotaryTable, Walk
+from reference_server.model_server.models.fused.layouts import LAYOUTS, OPT, Layout
+from reference_server.model_server.models.fused.operators import Norm, known_norm, norm_of, operators_for
+from reference_server.model_server.models.fused.packed_linear import can_pack
+from reference_server.model_server.models.fused.swap import activation_of
+from reference_server.model_server.models.fused.walk import ROPE_TYPES, Activation, FusedLayer, Heads, RotaryTable, Walk
 from reference_server.model_server.speculation.hidden_states import HiddenStates
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reference_server.model_server.models.operators import Norm, Operators
+from reference_server.model_server.models.fused.operators import Norm, Operators
 
 Linear = Callable[[Tensor], Tensor]
 Activation = Callable[[Tensor], Tensor]

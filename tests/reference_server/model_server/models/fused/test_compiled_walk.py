@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from reference_server.model_server.cpu_kernels import build
 from reference_server.model_server.kv_cache import UNSCALED, KVCache, KVScales
-from reference_server.model_server.models import fuse
-from reference_server.model_server.models.compiled_walk import Undescribed
-from reference_server.model_server.models.fuse import FusedDecoder
+from reference_server.model_server.models.fused import fuse
+from reference_server.model_server.models.fused.compiled_walk import Undescribed
+from reference_server.model_server.models.fused.fuse import FusedDecoder
 from reference_server.model_server.quantization.int4 import GroupedIntegers
 from reference_server.model_server.quantization.int8 import round_to_int8
 from reference_server.model_server.quantization.linear import QuantizedLinear

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from reference_server.model_server.models.packed_linear import PackedLinear, can_pack, pack_linears
+from reference_server.model_server.models.fused.packed_linear import PackedLinear, can_pack, pack_linears
 from tests.support.models.tiny_models import make_tiny_model
 
 packs = pytest.mark.skipif(

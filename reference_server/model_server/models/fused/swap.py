@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reference_server.model_server.models.operators import Norm, norm_of, operators_for
+from reference_server.model_server.models.fused.operators import Norm, norm_of, operators_for
 
 
 class SingleNorm(nn.Module):

@@ -20,9 +20,9 @@ from reference_server.model_server.cpu_kernels import build
 from reference_server.model_server.kv_cache import KVCache
 from reference_server.model_server.models.adapters.products import CompiledProduct
 from reference_server.model_server.models.adapters.site import AdapterProduct
-from reference_server.model_server.models.operators import Norm
-from reference_server.model_server.models.packed_linear import panels_of
-from reference_server.model_server.models.walk import Activation, FusedLayer, Heads, Linear
+from reference_server.model_server.models.fused.operators import Norm
+from reference_server.model_server.models.fused.packed_linear import panels_of
+from reference_server.model_server.models.fused.walk import Activation, FusedLayer, Heads, Linear
 from reference_server.model_server.quantization.integers import IntegerLinear
 
 # The structures of kernels.h and walk.cpp; every field has eight bytes.

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from reference_server.model_server.models import fuse, fused_linear
+from reference_server.model_server.models.fused import fuse, fused_linear
 from reference_server.model_server.step_state import Step, StepMetadata, StepTensors
 from tests.support.models.attached import attach
 from tests.support.models.tiny_models import make_tiny_model

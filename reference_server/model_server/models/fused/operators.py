@@ -112,7 +112,7 @@ class TritonOperators:
     """Triton kernels. Half precision is computed in float32 and rounded once."""
 
     def __init__(self) -> None:
-        from reference_server.model_server.models import operator_kernels
+        from reference_server.model_server.models.fused import operator_kernels
 
         self._kernels: Any = operator_kernels
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from reference_server.model_server.models.swap import swap_modules
+from reference_server.model_server.models.fused.swap import swap_modules
 from tests.support.models.tiny_models import make_tiny_model
 
 
