@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.peers.gguf_file import write_gguf
 from benchmarks.peers.http_load import Dialect, FailedRequest, WavePrompt, run_wave
 from loadgen.errors import StartError
-from loadgen.target.launch import LaunchedProcess
+from loadgen.target.launched.launch import LaunchedProcess
 
 CACHE = Path.home() / ".cache" / "tgi-bench" / "benchmarks"
 INSTALL_TIMEOUT_S = 1800

@@ -26,7 +26,7 @@ from loadgen.gate.sides import CommandServer, LiveSide
 from loadgen.generator.forked_load import forked_loads
 from loadgen.generator.load_process import StartLoad
 from loadgen.progress import SilentProgress
-from loadgen.target.launch import split_command
+from loadgen.target.launched.launch import split_command
 from loadgen.target.machine import describe_machine, library_versions
 from loadgen.target.target import embedded_command
 from reports.gate.side_run import Pair, SideRun

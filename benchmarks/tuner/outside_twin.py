@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadgen.target.launch import find_launcher
+from loadgen.target.launched.launch import find_launcher
 from loadgen.target.machine import describe_machine
 from loadgen.target.target import LaunchedTarget
 from reports.text import markdown_table

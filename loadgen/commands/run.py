@@ -25,7 +25,7 @@ from loadgen.errors import LoadgenError, UsageError
 from loadgen.progress import ProgressDisplay, add_verbosity_flags, progress_of
 from loadgen.run_directory import make_run_directory, new_run_id
 from loadgen.runner import InterruptedRun, measure
-from loadgen.target.start_phase import waiting_line
+from loadgen.target.launched.start_phase import waiting_line
 from loadgen.target.target import open_target, server_command
 from loadgen.terminal.flags import Rare, section
 from reports.metrics.checks.findings import latencies_grow

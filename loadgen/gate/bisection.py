@@ -19,8 +19,8 @@ from loadgen.errors import MeasurementError, UsageError
 from loadgen.gate.live_runs import Measure
 from loadgen.gate.sides import CommandServer, LiveSide, open_side, read_side
 from loadgen.progress import ProgressDisplay
-from loadgen.target.launch import split_command
-from loadgen.target.revision import Revision, check_out, first_parents, remove_check_out
+from loadgen.target.launched.launch import split_command
+from loadgen.target.launched.revision import Revision, check_out, first_parents, remove_check_out
 from reports.gate.change_point import Bisection, BisectionOutcome, Conclusion, RevisionMeasurement
 from reports.gate.side_run import direction_of, find_refusals
 from reports.metrics.requests.per_request import Direction

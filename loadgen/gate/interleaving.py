@@ -17,8 +17,8 @@ from loadgen.errors import MeasurementError, StartError, UsageError
 from loadgen.gate.pairing import ATTEMPTS, pair_order
 from loadgen.gate.sides import LiveSide, SideSpec, planned_words
 from loadgen.progress import ProgressDisplay
-from loadgen.target.launch import port_in
-from loadgen.target.process_memory import memory_of
+from loadgen.target.launched.launch import port_in
+from loadgen.target.launched.process_memory import memory_of
 from reports.gate.side_run import Pair, SideRun
 from reports.metrics.checks.findings import Level
 

@@ -12,7 +12,7 @@ from loadgen.errors import MeasurementError
 from loadgen.gate.sides import LiveSide, RunningServer
 from loadgen.generator.load_process import StartLoad
 from loadgen.progress import ProgressDisplay
-from loadgen.target.contention import ProcessorTimes
+from loadgen.target.launched.contention import ProcessorTimes
 from loadgen.target.target import Target
 from reports.gate.side_run import SideRun
 from reports.metrics.summary import analyse_run

@@ -17,9 +17,9 @@ from loadgen.errors import MeasurementError, UsageError
 from loadgen.progress import ProgressDisplay, SilentProgress
 from loadgen.redaction import redacted_argv
 from loadgen.target.access import Access
-from loadgen.target.file_cache import FileCache
-from loadgen.target.launch import find_launcher, split_command
-from loadgen.target.revision import Revision, build, read_at
+from loadgen.target.launched.file_cache import FileCache
+from loadgen.target.launched.launch import find_launcher, split_command
+from loadgen.target.launched.revision import Revision, build, read_at
 from loadgen.target.target import LaunchedTarget, Target
 
 FORMS = (

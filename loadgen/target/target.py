@@ -15,8 +15,8 @@ from loadgen.dialects.registry import API_NAMES, open_dialect
 from loadgen.errors import StartError, TargetError
 from loadgen.target.access import NO_ACCESS, Access
 from loadgen.target.control import ControlClient
-from loadgen.target.file_cache import NATURAL, FileCache
-from loadgen.target.launch import LaunchedProcess, find_launcher, split_command
+from loadgen.target.launched.file_cache import NATURAL, FileCache
+from loadgen.target.launched.launch import LaunchedProcess, find_launcher, split_command
 from loadgen.target.server_kind import (
     ANTHROPIC,
     KINDS,

@@ -15,7 +15,7 @@ from loadgen import cli, program
 from loadgen.errors import TargetError, UsageError
 from loadgen.program import disk_full
 from loadgen.run_directory import make_run_directory
-from loadgen.target.launch import remove_stale_folders
+from loadgen.target.launched.launch import remove_stale_folders
 from loadgen.target.target import Target
 from tuner.errors import StudyError
 from tuner.study.study_folder import StudyFolder

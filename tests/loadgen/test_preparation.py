@@ -16,7 +16,7 @@ from loadgen.preparation import (
     vocabulary_of,
 )
 from loadgen.target.control import ControlClient
-from loadgen.target.launch import LaunchedProcess
+from loadgen.target.launched.launch import LaunchedProcess
 from loadgen.target.server_kind import OWN, TGI
 from loadgen.target.target import Target, TargetFacts
 from loadgen.workloads.prompt import Prompt

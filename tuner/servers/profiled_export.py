@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadgen.target.launch import split_command
+from loadgen.target.launched.launch import split_command
 from tuner.errors import SpaceError
 from tuner.servers.compose_file import compose_file
 from tuner.servers.docker_script import docker_script

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.config.bench_config import BenchConfig
-from loadgen.target.launch import split_command
+from loadgen.target.launched.launch import split_command
 from loadgen.target.target import Target
 from tuner.config import ParamSection, ServerSection
 from tuner.errors import CannotMeasureError, SpaceError

@@ -14,7 +14,7 @@ from loadgen import runner
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import LoadgenError, StartError
 from loadgen.progress import ProgressDisplay
-from loadgen.target.launch import LaunchedProcess
+from loadgen.target.launched.launch import LaunchedProcess
 from reports.metrics.checks.findings import Level
 from reports.metrics.summary import analyse_run, metric_value
 from reports.run_store import RunDirectoryError

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.errors import LoadgenError, UsageError
-from loadgen.target.launch import split_command
+from loadgen.target.launched.launch import split_command
 from loadgen.target.target import Target
 from tuner.config import QualitySection
 from tuner.servers.launch_command import remove_container

@@ -10,7 +10,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import MeasurementError, UsageError
 from loadgen.gate.bisection import BisectionRuns, Bisector, Question, check_server, relative_change
 from loadgen.progress import SilentProgress
-from loadgen.target.revision import Revision, check_out, remove_check_out
+from loadgen.target.launched.revision import Revision, check_out, remove_check_out
 from reports.gate.change_point import Bisection, BisectionOutcome, Conclusion
 from reports.gate.side_run import SideRun
 

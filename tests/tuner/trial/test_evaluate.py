@@ -5,7 +5,7 @@ import pytest
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.progress import SilentProgress
-from loadgen.target import launch
+from loadgen.target.launched import launch
 from tests.support.servers import misbehaving_server
 from tuner.config import ServerSection
 from tuner.servers.select import server_of

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.errors import UsageError
-from loadgen.target.launch import find_launcher, split_command
+from loadgen.target.launched.launch import find_launcher, split_command
 from reference_server.config import ServerConfig
 from reference_server.config_fields import flag_words, text_of
 from tuner.config import ServerSection

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from loadgen.config.bench_config import BenchConfig
-from loadgen.target.launch import find_launcher
+from loadgen.target.launched.launch import find_launcher
 from loadgen.target.machine import product_version
 from loadgen.target.target import Target
 from loadgen.workloads.lengths import Lengths

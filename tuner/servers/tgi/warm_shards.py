@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.errors import StartError
-from loadgen.target.launch import LaunchedProcess
+from loadgen.target.launched.launch import LaunchedProcess
 from reference_server.config import ServerConfig
 from reference_server.launcher.children import Programs, router_command, shard_command
 from reference_server.launcher.plan import LaunchPlan

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from loadgen.target.contention import ProcessorTimes
-from loadgen.target.process_memory import memory_of
+from loadgen.target.launched.contention import ProcessorTimes
+from loadgen.target.launched.process_memory import memory_of
 
 
 def test_contention_is_the_time_ready_to_run_over_the_time_that_it_ran():

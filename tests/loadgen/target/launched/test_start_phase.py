@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.target import start_phase
-from loadgen.target.start_phase import phase_in, waiting_line
+from loadgen.target.launched import start_phase
+from loadgen.target.launched.start_phase import phase_in, waiting_line
 
 
 def test_the_examples_hold():

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from loadgen.errors import MeasurementError, UsageError
-from loadgen.target.revision import Revision, build, dependencies, read_at, remove_check_out
+from loadgen.target.launched.revision import Revision, build, dependencies, read_at, remove_check_out
 
 PROJECT = """
 [build-system]

@@ -10,7 +10,7 @@ import pytest
 
 from loadgen.errors import StartError, UsageError
 from loadgen.target import target
-from loadgen.target.launch import LaunchedProcess, port_in, reserve_ports, split_command
+from loadgen.target.launched.launch import LaunchedProcess, port_in, reserve_ports, split_command
 from loadgen.target.target import LaunchedTarget
 from tests.support.servers.stream_server import stream_server
 
@@ -102,7 +102,7 @@ def test_a_server_ends_with_the_bench_that_started_it(tmp_path):
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from loadgen.target.launch import LaunchedProcess\n"
+        "from loadgen.target.launched.launch import LaunchedProcess\n"
         f"process = LaunchedProcess({SERVE!r}, Path({str(tmp_path / 'log')!r}))\n"
         "process.start()\n"
         "print(process.pid, flush=True)\n"

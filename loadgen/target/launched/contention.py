@@ -3,7 +3,7 @@
 import contextlib
 from dataclasses import dataclass
 
-from loadgen.target.process_memory import PROC, family
+from loadgen.target.launched.process_memory import PROC, family
 
 
 @dataclass(frozen=True, slots=True)
