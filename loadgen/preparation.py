@@ -21,11 +21,17 @@ from loadgen.target.prompt_start import StartProbe
 from loadgen.target.server_kind import OWN, VLLM
 from loadgen.target.target import Target, TargetFacts
 from loadgen.workloads import workload
-from loadgen.workloads.planned_cache import CacheFacts
-from loadgen.workloads.prompt import Prompt
-from loadgen.workloads.prompts_file import FilePrompts, marker_text
-from loadgen.workloads.tokenizer_file import TokenizerFile
-from loadgen.workloads.vocabulary import CalibrationError, CountTokens, Vocabulary, calibrate, calibrate_sparingly
+from loadgen.workloads.prompts.planned_cache import CacheFacts
+from loadgen.workloads.prompts.prompt import Prompt
+from loadgen.workloads.prompts.prompts_file import FilePrompts, marker_text
+from loadgen.workloads.prompts.tokenizer_file import TokenizerFile
+from loadgen.workloads.prompts.vocabulary import (
+    CalibrationError,
+    CountTokens,
+    Vocabulary,
+    calibrate,
+    calibrate_sparingly,
+)
 from loadgen.workloads.workload import Workload
 
 CHECKED_PROMPTS = 16

@@ -17,7 +17,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.config.parsing import load
 from loadgen.errors import UsageError
 from loadgen.workloads.lengths import read_pairs
-from loadgen.workloads.prompts_file import Columns, read_prompts
+from loadgen.workloads.prompts.prompts_file import Columns, read_prompts
 from loadgen.workloads.traces import READERS
 from reference_server import settings
 from reference_server.config import ServerConfig

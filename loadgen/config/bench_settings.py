@@ -30,10 +30,10 @@ from loadgen.workloads.adapters import EXAMPLE as ADAPTER_EXAMPLE
 from loadgen.workloads.adapters import parse_names, parse_share
 from loadgen.workloads.departure import EXAMPLE as DEPARTURE_EXAMPLE
 from loadgen.workloads.departure import parse_departure
-from loadgen.workloads.images import SHARED_IMAGES
-from loadgen.workloads.installed import WORKLOAD_NAMES
 from loadgen.workloads.lengths import EXAMPLES, Lengths
-from loadgen.workloads.synthetic_image import parse_size
+from loadgen.workloads.prompts.images import SHARED_IMAGES
+from loadgen.workloads.prompts.installed import WORKLOAD_NAMES
+from loadgen.workloads.prompts.synthetic_image import parse_size
 from loadgen.workloads.think_time import EXAMPLES as THINK_TIME_EXAMPLES
 from loadgen.workloads.think_time import parse_think_time
 from reports.run_store import is_open_loop

@@ -17,7 +17,7 @@ from loadgen.config.bench_settings import (
 from loadgen.config.key_table import HEAD, KindNames, cells
 from loadgen.config.load_examples import EXAMPLES
 from loadgen.dialects.registry import API_NAMES
-from loadgen.workloads.installed import WORKLOAD_NAMES
+from loadgen.workloads.prompts.installed import WORKLOAD_NAMES
 from reports.text import markdown_table
 
 KINDS: KindNames = (

@@ -16,7 +16,7 @@ from loadgen.dialects.dialect import (
     whole_number,
 )
 from loadgen.http.framing import SSE, Framing
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 
 # The API requires a limit for every answer.
 DEFAULT_MAX_TOKENS = 1_024

@@ -7,7 +7,7 @@ from json.scanner import make_scanner
 from typing import Any, Protocol
 
 from loadgen.http.framing import Framing
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 
 
 class BadPayloadError(Exception):

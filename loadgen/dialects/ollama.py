@@ -16,7 +16,7 @@ from loadgen.dialects.dialect import (
     whole_number,
 )
 from loadgen.http.framing import NDJSON, Framing
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 
 # The fields that a row of prompts may set.
 FIELDS = frozenset(("format", "keep_alive", "logprobs", "options", "think", "top_logprobs"))

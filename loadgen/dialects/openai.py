@@ -17,7 +17,7 @@ from loadgen.dialects.dialect import (
     whole_number,
 )
 from loadgen.http.framing import SSE, Framing
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 
 DONE = b"[DONE]"
 CHAT_FIELDS = frozenset(("tools", "tool_choice", "parallel_tool_calls", "tool_prompt", "chat_template_kwargs"))

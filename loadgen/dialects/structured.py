@@ -9,7 +9,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.dialects.dialect import Dialect, ParsedAnswer, Sampling, encode
 from loadgen.errors import UsageError
 from loadgen.http.framing import Framing
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 from loadgen.workloads.structured import Constraint, Kind, StructuredShare, structure_of
 
 

@@ -15,7 +15,7 @@ from loadgen.dialects.dialect import (
     whole_number,
 )
 from loadgen.http.framing import SSE, Framing
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 
 # The fields of `parameters` that a row of prompts may set: TGI ignores any other.
 PARAMETERS = frozenset(

@@ -17,7 +17,7 @@ from loadgen.http.call import CallCancelled, Client
 from loadgen.http.replicas import Replicas
 from loadgen.http.response_reader import ClientCall
 from loadgen.workloads.departure import Departure
-from loadgen.workloads.prompt import ClipCount, Prompt
+from loadgen.workloads.prompts.prompt import ClipCount, Prompt
 from loadgen.workloads.structured import Constraint, StructuredShare
 from reports.run_schema import Phase, RequestRecord, Status
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from loadgen.dialects.dialect import ParsedAnswer
 from loadgen.http.response_reader import ClientCall
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 from reports.run_schema import Phase, RequestRecord, Status, TokensSource
 
 RECENT_TTFTS = 512

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from loadgen.dialects.dialect import Dialect, ParsedAnswer
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 
 MAX_PREPARED_BYTES = 64 * 2**20
 

@@ -20,7 +20,7 @@ from loadgen.generator.partition import Partition
 from loadgen.generator.recorder import Times
 from loadgen.http.call import CallCancelled
 from loadgen.http.timers import Alarm
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 from loadgen.workloads.shapes import Shape
 from loadgen.workloads.think_time import ThinkTime
 from reports.run_schema import NOT_FAILED, Status

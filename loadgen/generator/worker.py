@@ -52,8 +52,8 @@ from loadgen.parent_death import end_with_parent
 from loadgen.target.machine import request_realtime
 from loadgen.workloads import workload
 from loadgen.workloads.departure import parse_departure
-from loadgen.workloads.planned_cache import CacheFacts
-from loadgen.workloads.prompt import ServerLimits
+from loadgen.workloads.prompts.planned_cache import CacheFacts
+from loadgen.workloads.prompts.prompt import ServerLimits
 from loadgen.workloads.shapes import ConstantShape, Shape
 from loadgen.workloads.structured import structure_of
 from loadgen.workloads.think_time import parse_think_time

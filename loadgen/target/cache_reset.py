@@ -14,7 +14,7 @@ from loadgen.target.metrics_source import MetricsSource, open_metrics_sources
 from loadgen.target.server_kind import ResetRoute, ServerKind
 from loadgen.target.target import Target
 from loadgen.target.telemetry import Scrape, parse_prometheus
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 
 # A server refuses a reset while requests run.
 BUSY_LIMIT_S = 30.0

@@ -11,7 +11,7 @@ from loadgen.http.call import Client
 from loadgen.http.connection import ConnectionPool, Origin
 from loadgen.http.response_reader import CallLimits, ClientCall
 from loadgen.target.target import Target
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 from reports.run_schema import Status
 
 # Longer than a round trip to a distant server.

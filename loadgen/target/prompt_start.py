@@ -11,7 +11,7 @@ from loadgen.dialects.dialect import BadPayloadError, Dialect, NotThisApiError, 
 from loadgen.errors import TargetError
 from loadgen.target.control import ControlClient
 from loadgen.target.server_kind import ServerKind
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

@@ -30,8 +30,8 @@ from loadgen.target.server_kind import (
     has_tgi_keys,
     is_messages_error,
 )
-from loadgen.workloads.prompt import Prompt, ServerLimits
-from loadgen.workloads.vocabulary import Vocabulary
+from loadgen.workloads.prompts.prompt import Prompt, ServerLimits
+from loadgen.workloads.prompts.vocabulary import Vocabulary
 from loadgen.workloads.workload import check_files
 
 POLL_S = 0.05

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TextIO
 
 from loadgen.errors import UsageError
-from loadgen.workloads.prompt import Prompt, ServerLimits, marker
-from loadgen.workloads.vocabulary import Vocabulary
+from loadgen.workloads.prompts.prompt import Prompt, ServerLimits, marker
+from loadgen.workloads.prompts.vocabulary import Vocabulary
 
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BURSTGPT_COLUMNS = ("Timestamp", "Request tokens", "Response tokens")

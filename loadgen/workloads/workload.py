@@ -28,13 +28,13 @@ from loadgen.config.durations import parse_stages
 from loadgen.errors import UsageError
 from loadgen.workloads import arrivals
 from loadgen.workloads.adapters import AdapterMix, parse_names, parse_share, zipf_shares
-from loadgen.workloads.images import ImageMix
-from loadgen.workloads.installed import WORKLOAD_NAMES, GeneratedLoad, installed_prompts
 from loadgen.workloads.lengths import Independent, Joint, Lengths, PairedLengths, read_pairs
-from loadgen.workloads.multi_turn import MultiTurn
-from loadgen.workloads.planned_cache import NO_FACTS, CacheFacts, planned
-from loadgen.workloads.prompt import Prompt, ServerLimits
-from loadgen.workloads.prompts_file import (
+from loadgen.workloads.prompts.images import ImageMix
+from loadgen.workloads.prompts.installed import WORKLOAD_NAMES, GeneratedLoad, installed_prompts
+from loadgen.workloads.prompts.multi_turn import MultiTurn
+from loadgen.workloads.prompts.planned_cache import NO_FACTS, CacheFacts, planned
+from loadgen.workloads.prompts.prompt import Prompt, ServerLimits
+from loadgen.workloads.prompts.prompts_file import (
     Columns,
     Conversation,
     FilePrompts,
@@ -43,13 +43,13 @@ from loadgen.workloads.prompts_file import (
     read_sharegpt,
     shuffled,
 )
-from loadgen.workloads.shared_prefix import SharedPrefix
+from loadgen.workloads.prompts.shared_prefix import SharedPrefix
+from loadgen.workloads.prompts.synthetic import Synthetic
+from loadgen.workloads.prompts.synthetic_image import parse_size
+from loadgen.workloads.prompts.tokenizer_file import TokenizerFile
+from loadgen.workloads.prompts.vocabulary import CountTokens, Vocabulary, Word
 from loadgen.workloads.structured import structure_of
-from loadgen.workloads.synthetic import Synthetic
-from loadgen.workloads.synthetic_image import parse_size
-from loadgen.workloads.tokenizer_file import TokenizerFile
 from loadgen.workloads.traces import MOONCAKE_BLOCK_TOKENS, READERS, LengthRange, RowChoice, TracePrompts
-from loadgen.workloads.vocabulary import CountTokens, Vocabulary, Word
 
 NS_PER_S = 1_000_000_000
 

@@ -16,10 +16,10 @@ from loadgen.errors import UsageError
 from loadgen.runner import measure
 from loadgen.target.target import Target
 from loadgen.workloads.adapters import AdapterMix, zipf_shares
-from loadgen.workloads.images import ImageMix
-from loadgen.workloads.planned_cache import CacheFacts, planned
-from loadgen.workloads.prompt import Prompt
-from loadgen.workloads.synthetic_image import SyntheticImage, png
+from loadgen.workloads.prompts.images import ImageMix
+from loadgen.workloads.prompts.planned_cache import CacheFacts, planned
+from loadgen.workloads.prompts.prompt import Prompt
+from loadgen.workloads.prompts.synthetic_image import SyntheticImage, png
 from reports.metrics.summary import Analysis, summarize
 from reports.pages.sections.adapters import adapters_table
 from reports.pages.sections.request_tables import lengths_table

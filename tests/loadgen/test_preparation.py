@@ -19,7 +19,7 @@ from loadgen.target.control import ControlClient
 from loadgen.target.launched.launch import LaunchedProcess
 from loadgen.target.server_kind import OWN, TGI
 from loadgen.target.target import Target, TargetFacts
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 from tests.support.servers.stream_server import stream_server
 
 TEXT = [

@@ -10,9 +10,9 @@ from typing import Any
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import FILE_WORKLOADS
-from loadgen.workloads.prompt import Prompt, ServerLimits
+from loadgen.workloads.prompts.prompt import Prompt, ServerLimits
+from loadgen.workloads.prompts.vocabulary import Vocabulary, Word
 from loadgen.workloads.think_time import parse_think_time
-from loadgen.workloads.vocabulary import Vocabulary, Word
 from loadgen.workloads.workload import build
 from tuner.errors import NotSimulatedError
 from tuner.simulator.engine import NS_PER_S, PlannedRequest, SimulatedLoad

@@ -6,7 +6,7 @@ from loadgen.dialects.anthropic import AnthropicMessages
 from loadgen.dialects.dialect import BadPayloadError, NotThisApiError, ParsedAnswer, Sampling
 from loadgen.generator.recorder import count_output
 from loadgen.http.framing import SSE
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 from reports.run_schema import TokensSource
 from tests.support.servers.dialect_server import anthropic_events, anthropic_message
 

@@ -7,7 +7,7 @@ from loadgen.dialects.ollama import OllamaChat, OllamaGenerate
 from loadgen.generator.recorder import count_output
 from loadgen.http.framing import NDJSON
 from loadgen.http.sse import LineTooLongError
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 from reports.run_schema import TokensSource
 from tests.support.servers.dialect_server import ollama_lines
 

@@ -6,7 +6,7 @@ from loadgen.dialects.dialect import BadPayloadError, NotThisApiError, ParsedAns
 from loadgen.dialects.openai import OpenAiChat, OpenAiCompletions
 from loadgen.dialects.tgi import Tgi
 from loadgen.generator.recorder import first_tokens
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 
 PROMPT = Prompt("p", text="hello", output_tokens=9)
 

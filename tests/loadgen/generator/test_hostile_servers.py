@@ -12,7 +12,7 @@ from loadgen.generator.recorder import Times, count_output, make_record
 from loadgen.http.call import Client
 from loadgen.http.connection import ConnectionPool, Origin
 from loadgen.http.response_reader import CallLimits, ClientCall
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 from reports.run_schema import Phase, RequestPhase, Status, TokensSource
 from tests.support.servers.raw_server import raw_server
 

@@ -5,8 +5,8 @@ import pytest
 from loadgen.config.bench_config import BenchConfig
 from loadgen.generator.messages import pack_files, unpack_files
 from loadgen.workloads import workload
-from loadgen.workloads.prompt import ServerLimits
-from loadgen.workloads.vocabulary import calibrate
+from loadgen.workloads.prompts.prompt import ServerLimits
+from loadgen.workloads.prompts.vocabulary import calibrate
 from tests.loadgen.generator.test_partition import count_words
 
 

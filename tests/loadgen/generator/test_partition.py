@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from loadgen.config.bench_config import BenchConfig
 from loadgen.generator.partition import Partition
 from loadgen.workloads import arrivals, workload
-from loadgen.workloads.prompt import Prompt, ServerLimits
-from loadgen.workloads.vocabulary import calibrate
+from loadgen.workloads.prompts.prompt import Prompt, ServerLimits
+from loadgen.workloads.prompts.vocabulary import calibrate
 
 
 def count_words(text):

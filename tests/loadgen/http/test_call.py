@@ -9,7 +9,7 @@ from loadgen.generator.recorder import count_output
 from loadgen.http.call import Client
 from loadgen.http.connection import Connection, ConnectionPool, Origin
 from loadgen.http.response_reader import CallLimits, ClientCall
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 from reports.run_schema import Status, TokensSource
 from tests.support.servers.stream_server import Script, ServerState, stream_server
 

@@ -14,7 +14,7 @@ from loadgen.preparation import TokenCounter, length_estimate, make_vocabulary, 
 from loadgen.runner import measure
 from loadgen.target.server_kind import KINDS, TokenizeRoute, detect
 from loadgen.target.target import Target
-from loadgen.workloads.vocabulary import Vocabulary, Word
+from loadgen.workloads.prompts.vocabulary import Vocabulary, Word
 from tests.support.servers.stream_server import Script, ServerState, stream_server
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -3,7 +3,8 @@ import itertools
 import pytest
 
 from loadgen.errors import UsageError
-from loadgen.workloads.prompt import ClipCount, ServerLimits
+from loadgen.workloads.prompts.prompt import ClipCount, ServerLimits
+from loadgen.workloads.prompts.vocabulary import calibrate
 from loadgen.workloads.traces import (
     LengthRange,
     RowChoice,
@@ -13,7 +14,6 @@ from loadgen.workloads.traces import (
     read_burstgpt,
     read_mooncake,
 )
-from loadgen.workloads.vocabulary import calibrate
 
 # In the formats of the public traces.
 AZURE = """\

@@ -5,8 +5,8 @@ import pytest
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
 from loadgen.workloads import workload
-from loadgen.workloads.prompt import ServerLimits
-from loadgen.workloads.vocabulary import calibrate
+from loadgen.workloads.prompts.prompt import ServerLimits
+from loadgen.workloads.prompts.vocabulary import calibrate
 
 VOCABULARY = calibrate(lambda text: 1 + len(text.split()))
 

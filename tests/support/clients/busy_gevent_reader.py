@@ -22,7 +22,7 @@ from loadgen.http.call import Client
 from loadgen.http.connection import ConnectionPool, Origin
 from loadgen.http.hub_connection import HubConnection
 from loadgen.http.response_reader import CallLimits, ClientCall
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 
 BLOCKED_S = 0.05
 block = monkey.get_original("time", "sleep")

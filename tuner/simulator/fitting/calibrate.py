@@ -16,7 +16,7 @@ from typing import Any
 from loadgen.errors import TargetError
 from loadgen.progress import ProgressDisplay
 from loadgen.target.target import Target
-from loadgen.workloads.vocabulary import CANDIDATES
+from loadgen.workloads.prompts.vocabulary import CANDIDATES
 from tuner.errors import TraceError
 from tuner.servers.launch_command import remove_container
 from tuner.servers.tuned_server import TunedServer

@@ -4,9 +4,9 @@ from collections import Counter
 import pytest
 
 from loadgen.workloads.lengths import Independent, Lengths
-from loadgen.workloads.prompt import ServerLimits
-from loadgen.workloads.shared_prefix import SharedPrefix
-from loadgen.workloads.vocabulary import calibrate
+from loadgen.workloads.prompts.prompt import ServerLimits
+from loadgen.workloads.prompts.shared_prefix import SharedPrefix
+from loadgen.workloads.prompts.vocabulary import calibrate
 
 
 def words(text):

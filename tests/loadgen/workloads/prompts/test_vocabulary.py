@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.workloads.vocabulary import CalibrationError, calibrate, calibrate_sparingly
+from loadgen.workloads.prompts.vocabulary import CalibrationError, calibrate, calibrate_sparingly
 
 
 def words(text: str) -> int:

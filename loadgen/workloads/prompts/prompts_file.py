@@ -12,8 +12,8 @@ from typing import Any
 
 from loadgen.errors import UsageError
 from loadgen.workloads.lengths import Lengths
-from loadgen.workloads.planned_cache import text_parts
-from loadgen.workloads.prompt import Prompt, ServerLimits
+from loadgen.workloads.prompts.planned_cache import text_parts
+from loadgen.workloads.prompts.prompt import Prompt, ServerLimits
 
 TEXT_KEYS = ("prompt", "text", "inputs")
 MESSAGES_KEY = "messages"

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from loadgen.workloads.prompt import Prompt
+from loadgen.workloads.prompts.prompt import Prompt
 
 FINEST_CHARACTERS = 64
 """Texts of files are compared by character at their start, then in pieces that grow to 1/64 of their position."""

@@ -3,8 +3,8 @@
 import random
 from dataclasses import dataclass
 
-from loadgen.workloads.prompt import Prompt
-from loadgen.workloads.synthetic_image import SyntheticImage
+from loadgen.workloads.prompts.prompt import Prompt
+from loadgen.workloads.prompts.synthetic_image import SyntheticImage
 
 SHARED_IMAGES = 4
 """Different images that requests with shared images draw from."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from loadgen.entry_points import Names
 from loadgen.workloads.lengths import PairedLengths
-from loadgen.workloads.prompt import Prompt, ServerLimits
-from loadgen.workloads.vocabulary import Vocabulary
+from loadgen.workloads.prompts.prompt import Prompt, ServerLimits
+from loadgen.workloads.prompts.vocabulary import Vocabulary
 
 SHIPPED = ("synthetic", "shared_prefix", "multi_turn", "prompts", "sharegpt", "azure_llm", "burstgpt", "mooncake")
 WORKLOAD_NAMES = Names("tgi_bench.workloads", SHIPPED)
@@ -38,7 +38,9 @@ def installed_prompts(name: str, load: GeneratedLoad) -> Iterable[Prompt]:
     except Exception as error:
         raise WORKLOAD_NAMES.broken(name, f"{type(error).__name__}: {error}") from error
     if not isinstance(first, Prompt):
-        raise WORKLOAD_NAMES.broken(name, f"its first prompt is {first!r}, not a loadgen.workloads.prompt.Prompt")
+        raise WORKLOAD_NAMES.broken(
+            name, f"its first prompt is {first!r}, not a loadgen.workloads.prompts.prompt.Prompt"
+        )
     if first != again:
         raise WORKLOAD_NAMES.broken(
             name, "its prompts differ from one iteration to the next; use `seed` and `text_key`"

@@ -1,9 +1,9 @@
 import itertools
 
 from loadgen.workloads.lengths import Independent, Lengths
-from loadgen.workloads.multi_turn import MultiTurn
-from loadgen.workloads.prompt import ServerLimits
-from loadgen.workloads.vocabulary import calibrate
+from loadgen.workloads.prompts.multi_turn import MultiTurn
+from loadgen.workloads.prompts.prompt import ServerLimits
+from loadgen.workloads.prompts.vocabulary import calibrate
 
 
 def words(text):

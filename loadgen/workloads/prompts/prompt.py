@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadgen.workloads.synthetic_image import SyntheticImage
+from loadgen.workloads.prompts.synthetic_image import SyntheticImage
 
 
 @dataclass(frozen=True, slots=True)

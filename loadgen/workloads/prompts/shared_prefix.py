@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from loadgen.workloads.lengths import PairedLengths
-from loadgen.workloads.prompt import Prompt, ServerLimits, marker
-from loadgen.workloads.vocabulary import Vocabulary
+from loadgen.workloads.prompts.prompt import Prompt, ServerLimits, marker
+from loadgen.workloads.prompts.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import pytest
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.workloads import workload
-from loadgen.workloads.planned_cache import CacheFacts, planned, text_parts
-from loadgen.workloads.prompt import Prompt, ServerLimits
+from loadgen.workloads.prompts.planned_cache import CacheFacts, planned, text_parts
+from loadgen.workloads.prompts.prompt import Prompt, ServerLimits
 from tests.loadgen.workloads.test_workload import VOCABULARY
 
 FACTS = CacheFacts(VOCABULARY.special_tokens, VOCABULARY.special_tokens)

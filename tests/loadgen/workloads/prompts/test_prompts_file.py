@@ -5,8 +5,8 @@ import pytest
 
 from loadgen.errors import UsageError
 from loadgen.workloads.lengths import Lengths
-from loadgen.workloads.prompt import ServerLimits
-from loadgen.workloads.prompts_file import Columns, FilePrompts, read_prompts, read_sharegpt, shuffled
+from loadgen.workloads.prompts.prompt import ServerLimits
+from loadgen.workloads.prompts.prompts_file import Columns, FilePrompts, read_prompts, read_sharegpt, shuffled
 
 
 @pytest.mark.parametrize(

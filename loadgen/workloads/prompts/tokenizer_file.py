@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from loadgen.errors import UsageError
-from loadgen.workloads.vocabulary import CountTokens
+from loadgen.workloads.prompts.vocabulary import CountTokens
 
 
 @dataclass(frozen=True, slots=True)
