@@ -19,8 +19,8 @@ from loadgen.errors import UsageError
 from loadgen.workloads.lengths import read_pairs
 from loadgen.workloads.prompts.prompts_file import Columns, read_prompts
 from loadgen.workloads.traces import READERS
-from reference_server import settings
-from reference_server.config import ServerConfig
+from reference_server.configuration import settings
+from reference_server.configuration.config import ServerConfig
 from reference_server.errors import ArgumentError, ShardError, StartupError
 from reference_server.messages import (
     Batch,

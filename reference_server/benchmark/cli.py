@@ -15,13 +15,13 @@ from reference_server.benchmark.prompt import prompt_of
 from reference_server.benchmark.results import BenchmarkResult
 from reference_server.benchmark.served_shard import served_shard
 from reference_server.benchmark.steps import BatchTimes, StepLoad, time_batch
-from reference_server.config_benchmark import BenchmarkConfig
+from reference_server.configuration.config_benchmark import BenchmarkConfig
+from reference_server.configuration.settings import load, process_environment
 from reference_server.errors import NOT_WARMED_UP, ArgumentError, ServerError, ShardConnectionError, ShardError
 from reference_server.messages import ChooserParameters, ModelInfo
 from reference_server.observability import LogFormat, set_up_logging
 from reference_server.router.tokenizer_files import find_tokenizer_files
 from reference_server.router.validation.token_limits import ConfiguredLimits, warmup_request
-from reference_server.settings import load, process_environment
 from reference_server.transport.client import connect
 from reference_server.transport.shard import Shard, ShardGroup
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reference_server.config import HubConfig, RouterConfig, Secret, ServerConfig, ShardConfig
-from reference_server.config_fields import argv_of, environ_of, text_of, variables_of
-from reference_server.ignored_variables import without_ignored
+from reference_server.configuration.config import HubConfig, RouterConfig, Secret, ServerConfig, ShardConfig
+from reference_server.configuration.config_fields import argv_of, environ_of, text_of, variables_of
+from reference_server.configuration.ignored_variables import without_ignored
 from reference_server.launcher.plan import LaunchPlan
 from reference_server.model_files import config_of, is_speculator
 from reference_server.model_server.weights.files import (

@@ -10,10 +10,11 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from reference_server.config import ServerConfig
-from reference_server.config_support import refuse_unsupported
+from reference_server.configuration.config import ServerConfig
+from reference_server.configuration.config_support import refuse_unsupported
+from reference_server.configuration.ignored_variables import ignored_variables
+from reference_server.configuration.settings import Loaded, load, process_environment
 from reference_server.errors import StartupError
-from reference_server.ignored_variables import ignored_variables
 from reference_server.launcher.children import Programs
 from reference_server.launcher.devices import probe_devices
 from reference_server.launcher.environment import environment_report
@@ -23,7 +24,6 @@ from reference_server.launcher.plan import LaunchPlan, NotEnoughDevicesError
 from reference_server.launcher.signals import stop_signals
 from reference_server.launcher.supervisor import LaunchError, PlannedLaunch, supervise
 from reference_server.observability import LogFormat, set_up_logging
-from reference_server.settings import Loaded, load, process_environment
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from reference_server.configuration.settings import visible_devices
 from reference_server.errors import UnsupportedError
-from reference_server.settings import visible_devices
 
 LEAST_CAPABILITY = 7.5
 

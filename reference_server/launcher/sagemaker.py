@@ -9,8 +9,8 @@ sagemaker-entrypoint.sh: SageMaker's variables override the launcher's.
 import sys
 from collections.abc import Mapping, Sequence
 
+from reference_server.configuration.settings import process_environment
 from reference_server.launcher.cli import main as launch
-from reference_server.settings import process_environment
 
 PORT = "8080"
 VARIABLES: Mapping[str, str] = {

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, NoReturn
 import uvloop
 
 from reference_server.adapter_source import parse_adapters
-from reference_server.config import DownloadConfig, HubConfig, QuantizeConfig, RankConfig, ShardConfig
-from reference_server.config_support import refuse_unsupported
+from reference_server.configuration.config import DownloadConfig, HubConfig, QuantizeConfig, RankConfig, ShardConfig
+from reference_server.configuration.config_support import refuse_unsupported
+from reference_server.configuration.ignored_variables import ignored_variables
+from reference_server.configuration.settings import COMMANDS, load, load_rank, process_environment
 from reference_server.errors import ArgumentError, StartupError
-from reference_server.ignored_variables import ignored_variables
 from reference_server.model_server.options import WIGGLE_ROOM, EngineOptions, RopeOverride
 from reference_server.model_server.speculation.ngram import NgramRule
 from reference_server.model_server.weights.download import Downloader, Weights
 from reference_server.model_server.weights.hub import HuggingFaceHub
 from reference_server.observability import LogFormat, set_up_logging
 from reference_server.presets import catalog
-from reference_server.settings import COMMANDS, load, load_rank, process_environment
 from reference_server.transport.address import is_tcp, tcp_url, unix_url
 from reference_server.transport.compute_thread import ComputeThread
 from reference_server.transport.service import serving

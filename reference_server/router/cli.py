@@ -9,13 +9,13 @@ from importlib import metadata
 
 import uvloop
 
-from reference_server.config import RouterConfig
+from reference_server.configuration.config import RouterConfig
+from reference_server.configuration.ignored_variables import ignored_variables
+from reference_server.configuration.settings import load, process_environment
 from reference_server.errors import ArgumentError, ServerError
-from reference_server.ignored_variables import ignored_variables
 from reference_server.observability import LogFormat, set_up_logging
 from reference_server.router.openapi import openapi_document
 from reference_server.router.startup import serve
-from reference_server.settings import load, process_environment
 
 # `__name__` is `__main__` under `python -m`.
 logger = logging.getLogger("reference_server.router.cli")

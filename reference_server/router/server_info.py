@@ -7,15 +7,15 @@ from importlib import metadata
 from typing import Any
 from urllib.parse import parse_qs
 
-from reference_server.config import RouterConfig
-from reference_server.config_fields import Secret
+from reference_server.configuration.config import RouterConfig
+from reference_server.configuration.config_fields import Secret
+from reference_server.configuration.settings import Loaded
 from reference_server.errors import ArgumentError
 from reference_server.images.placeholder import WHOLE_PROMPTS
 from reference_server.messages import ModelInfo, WarmupReply
 from reference_server.router.tokenizer_files import TokenizerFiles
 from reference_server.router.validation.request_rules import GenerationLimits
 from reference_server.router.validation.token_limits import TokenLimits
-from reference_server.settings import Loaded
 
 #: Extensions to TGI's API, listed in `/info` for clients.
 EXTENSIONS = ("ignore_eos_token", "ignore_eos", "min_new_tokens", "presence_penalty", "n", "config", "cached_tokens")

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from reference_server.adapter_source import AdapterSource, parse_adapters
-from reference_server.config import RouterConfig
-from reference_server.config_support import refuse_unsupported
+from reference_server.configuration.config import RouterConfig
+from reference_server.configuration.config_support import refuse_unsupported
+from reference_server.configuration.settings import Loaded
 from reference_server.errors import ArgumentError, ServerError, ShardError, StepTimeoutError
 from reference_server.images.fetch import ImageFetcher
 from reference_server.images.placeholder import VisionConfig, placeholder_of
@@ -46,7 +47,6 @@ from reference_server.router.validation.token_limits import (
     warmup_request,
 )
 from reference_server.router.validation.validator import Validator
-from reference_server.settings import Loaded
 from reference_server.tokenizer import SlowTokenizer, Tokenizer
 from reference_server.transport.address import tcp_url
 from reference_server.transport.client import connect

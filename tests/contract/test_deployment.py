@@ -11,8 +11,8 @@ import pytest
 
 import loadgen.cli as bench
 import tuner.cli as tune
-from reference_server.config import ServerConfig
-from reference_server.settings import load
+from reference_server.configuration.config import ServerConfig
+from reference_server.configuration.settings import load
 
 ROOT = Path(__file__).parents[2]
 SEED_LINE = """docker container run --gpus all --shm-size 1g -e HUGGING_FACE_HUB_TOKEN=$token -p 8080:80

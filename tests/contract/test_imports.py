@@ -40,7 +40,7 @@ LOAD = {"torch", "locust", "gevent"}
     [
         [
             (SCHEDULING, {"asyncio", "pydantic", "torch", "numpy", "grpc", "logging"}),
-            (("reference_server.config",), {"torch", "grpc", "asyncio"}),
+            (("reference_server.configuration.config",), {"torch", "grpc", "asyncio"}),
             (("reference_server.router.app", "reference_server.router.cli"), SERVER),
         ],
         [

@@ -6,10 +6,10 @@ January 2026; those of `EARLIER` had an effect in releases before.
 
 import pytest
 
-from reference_server.config_fields import flag_of, source_of, variables_of
-from reference_server.ignored_variables import IGNORED_VARIABLES, ignored_variables
+from reference_server.configuration.config_fields import flag_of, source_of, variables_of
+from reference_server.configuration.ignored_variables import IGNORED_VARIABLES, ignored_variables
+from reference_server.configuration.settings import COMMANDS
 from reference_server.launcher.sagemaker import VARIABLES as SAGEMAKER
-from reference_server.settings import COMMANDS
 
 FLAGS = {
     "launcher": """--model-id --revision --validation-workers --sharded --num-shard --quantize --speculate --dtype

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from reference_server.config import Transport
+from reference_server.configuration.config import Transport
 from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.speculation.ngram import NgramRule

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from reference_server.benchmark.cli import main, measure, parameters_of
-from reference_server.config_benchmark import DEFAULT_BATCH_SIZES, BenchmarkConfig
+from reference_server.configuration.config_benchmark import DEFAULT_BATCH_SIZES, BenchmarkConfig
+from reference_server.configuration.settings import load
 from reference_server.errors import NOT_WARMED_UP, ArgumentError, ShardConnectionError, ShardError
 from reference_server.messages import ChooserParameters
-from reference_server.settings import load
 from tests.support.samples.logs import kept_logging
 from tests.support.wire.scripted_shard import INFO, ScriptedShard
 from tests.support.wire.wire_shard import served, socket_urls

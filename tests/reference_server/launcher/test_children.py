@@ -3,8 +3,9 @@ from typing import Any
 
 import pytest
 
-from reference_server.config import RouterConfig, ServerConfig, ShardConfig
-from reference_server.config_fields import variables_of
+from reference_server.configuration.config import RouterConfig, ServerConfig, ShardConfig
+from reference_server.configuration.config_fields import variables_of
+from reference_server.configuration.settings import load
 from reference_server.launcher.children import (
     SHARD_FLAGS,
     ChildCommand,
@@ -18,7 +19,6 @@ from reference_server.launcher.children import (
 )
 from reference_server.launcher.devices import Devices
 from reference_server.launcher.plan import LaunchPlan
-from reference_server.settings import load
 
 PROGRAMS = Programs(("server",), ("router",))
 MACHINE = Devices(num_cores=4, available_memory_bytes=2**40)

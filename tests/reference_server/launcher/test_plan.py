@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from reference_server.config import ServerConfig
+from reference_server.configuration.config import ServerConfig
 from reference_server.errors import ArgumentError, UnsupportedError
 from reference_server.launcher.devices import Devices, Gpu, probe_devices
 from reference_server.launcher.model_facts import ModelFacts

@@ -1,5 +1,5 @@
-from reference_server.config import ServerConfig
-from reference_server.config_fields import flag_of, source_of
+from reference_server.configuration.config import ServerConfig
+from reference_server.configuration.config_fields import flag_of, source_of
 from reference_server.launcher.settings_page import render_page
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from reference_server.config import RankConfig, ShardConfig
+from reference_server.configuration.config import RankConfig, ShardConfig
 from reference_server.errors import ArgumentError, ShardConnectionError, ShardError
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
 from reference_server.model_server import cli

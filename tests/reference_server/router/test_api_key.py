@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from reference_server.config import RouterConfig
+from reference_server.configuration.config import RouterConfig
+from reference_server.configuration.settings import load
 from reference_server.errors import ArgumentError
 from reference_server.router.api_key import ApiKeys, read_keys
 from reference_server.router.app import TransportOptions
 from reference_server.router.startup import warn_of_open_routes
-from reference_server.settings import load
 from tests.support.servers.serving import serve
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}

@@ -1,10 +1,10 @@
 import pytest
 
-from reference_server.config import RouterConfig, Secret
+from reference_server.configuration.config import RouterConfig, Secret
+from reference_server.configuration.settings import load
 from reference_server.errors import ArgumentError
 from reference_server.router.server_info import described_settings, tuned_from
 from reference_server.router.validation.token_limits import TokenLimits
-from reference_server.settings import load
 
 LIMITS = TokenLimits(1000, 2000, 4096, 65536)
 

@@ -3,7 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from reference_server.config import RouterConfig
+from reference_server.configuration.config import RouterConfig
+from reference_server.configuration.settings import load
 from reference_server.errors import ServerError, ShardError
 from reference_server.messages import CachedBatch, ModelInfo
 from reference_server.router.app import create_app
@@ -18,7 +19,6 @@ from reference_server.router.startup import (
     warn_of_open_routes,
 )
 from reference_server.router.validation.token_limits import ConfiguredLimits, TokenLimits, warmup_request
-from reference_server.settings import load
 from tests.support.servers.serving import Setup, services_on
 from tests.support.wire.scripted_shard import ScriptedShard
 from tests.support.wire.valid_requests import valid_request

@@ -11,8 +11,8 @@ from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
 from loadgen.workloads.lengths import Lengths
-from reference_server.config import ServerConfig
-from reference_server.config_fields import tunables
+from reference_server.configuration.config import ServerConfig
+from reference_server.configuration.config_fields import tunables
 from reference_server.launcher.devices import Devices, probe_devices
 from reference_server.launcher.model_facts import ModelFacts, read_model_config
 from tuner.config import ParamSection

@@ -4,8 +4,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reference_server.config import ServerConfig
-from reference_server.config_fields import text_of, variables_of
+from reference_server.configuration.config import ServerConfig
+from reference_server.configuration.config_fields import text_of, variables_of
 from tuner.errors import SpaceError
 from tuner.servers.compose_file import compose_file
 from tuner.servers.docker_script import docker_script

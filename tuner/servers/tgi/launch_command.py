@@ -8,8 +8,8 @@ from typing import Any
 
 from loadgen.errors import UsageError
 from loadgen.target.launched.launch import find_launcher, split_command
-from reference_server.config import ServerConfig
-from reference_server.config_fields import flag_words, text_of
+from reference_server.configuration.config import ServerConfig
+from reference_server.configuration.config_fields import flag_words, text_of
 from tuner.config import ServerSection
 from tuner.servers.launch_command import CIDFILE, LaunchCommand
 

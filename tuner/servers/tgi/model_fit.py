@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reference_server.config import ServerConfig
+from reference_server.configuration.config import ServerConfig
 from reference_server.errors import UnsupportedError
 from reference_server.launcher.devices import Devices, Gpu
 from reference_server.launcher.model_facts import ModelFacts, read_model_config

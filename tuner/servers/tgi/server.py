@@ -13,7 +13,7 @@ from loadgen.target.launched.launch import find_launcher
 from loadgen.target.machine import product_version
 from loadgen.target.target import Target
 from loadgen.workloads.lengths import Lengths
-from reference_server.config_fields import flag_of
+from reference_server.configuration.config_fields import flag_of
 from reference_server.presets.catalog import find
 from tuner.config import ParamSection, ServerSection
 from tuner.errors import CannotMeasureError

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from reference_server.config import ServerConfig
-from reference_server.config_fields import Secret
-from reference_server.config_support import unsupported_settings
+from reference_server.configuration.config import ServerConfig
+from reference_server.configuration.config_fields import Secret
+from reference_server.configuration.config_support import unsupported_settings
 from tuner.errors import SpaceError
 from tuner.space.configuration import UNSET
 

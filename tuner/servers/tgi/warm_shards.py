@@ -16,7 +16,7 @@ from typing import Any
 
 from loadgen.errors import StartError
 from loadgen.target.launched.launch import LaunchedProcess
-from reference_server.config import ServerConfig
+from reference_server.configuration.config import ServerConfig
 from reference_server.launcher.children import Programs, router_command, shard_command
 from reference_server.launcher.plan import LaunchPlan
 from tuner.servers.launch_command import LaunchCommand

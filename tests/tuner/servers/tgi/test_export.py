@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_server import settings
-from reference_server.config import ServerConfig
+from reference_server.configuration import settings
+from reference_server.configuration.config import ServerConfig
 from tuner.errors import SpaceError
 from tuner.servers.exported_text import image_note, render_toml
 from tuner.servers.tgi.export import DEFAULTS, render

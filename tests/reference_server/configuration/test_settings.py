@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_server.config import DownloadConfig, RouterConfig, ServerConfig, ShardConfig
-from reference_server.config_fields import flag_words, source_of
+from reference_server.configuration.config import DownloadConfig, RouterConfig, ServerConfig, ShardConfig
+from reference_server.configuration.config_fields import flag_words, source_of
+from reference_server.configuration.settings import load, load_rank, visible_devices
 from reference_server.errors import ArgumentError
-from reference_server.settings import load, load_rank, visible_devices
 
 words = st.text(st.characters(codec="utf-8", exclude_characters=", \t\n\r\x00\x0b\x0c"), min_size=1).filter(
     lambda text: not any(character.isspace() for character in text)

@@ -7,8 +7,8 @@ import annotated_types
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from reference_server.config import COMMAND_DEFAULTS, HubConfig
-from reference_server.config_fields import source_of, text_of, variables_of
+from reference_server.configuration.config import COMMAND_DEFAULTS, HubConfig
+from reference_server.configuration.config_fields import source_of, text_of, variables_of
 
 
 def groups(config_class: type[HubConfig]) -> Iterator[tuple[str, list[str]]]:

@@ -6,8 +6,8 @@ A setting takes effect or is refused by name; none is ignored.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from reference_server.config import HubConfig
-from reference_server.config_fields import flag_of, text_of
+from reference_server.configuration.config import HubConfig
+from reference_server.configuration.config_fields import flag_of, text_of
 from reference_server.errors import UnsupportedError
 
 

@@ -16,7 +16,7 @@ from typing import Generic, Literal, NoReturn, TypeVar
 import pydantic
 from pydantic.fields import FieldInfo
 
-from reference_server.config import (
+from reference_server.configuration.config import (
     COMMAND_DEFAULTS,
     SCHEMA_V2_DEFAULTS,
     DownloadConfig,
@@ -27,10 +27,17 @@ from reference_server.config import (
     ServerConfig,
     ShardConfig,
 )
-from reference_server.config_benchmark import BenchmarkConfig
-from reference_server.config_fields import flag_of, is_switch, no_flag_of, source_of, text_of, variables_of
+from reference_server.configuration.config_benchmark import BenchmarkConfig
+from reference_server.configuration.config_fields import (
+    flag_of,
+    is_switch,
+    no_flag_of,
+    source_of,
+    text_of,
+    variables_of,
+)
+from reference_server.configuration.settings_help import describe, epilog, groups
 from reference_server.errors import ArgumentError
-from reference_server.settings_help import describe, epilog, groups
 
 Config = TypeVar("Config", bound=HubConfig)
 Origin = Literal["default", "file", "environment", "flag"]

@@ -21,7 +21,7 @@ from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from reference_server.config_fields import (
+from reference_server.configuration.config_fields import (
     FieldSource,
     Integers,
     NonNegative,
@@ -33,9 +33,9 @@ from reference_server.config_fields import (
     argv_of,
     environ_of,
 )
-from reference_server.config_fields import Secret as Secret
-from reference_server.config_fields import Tunable as Tunable
-from reference_server.config_fields import tunables as tunables
+from reference_server.configuration.config_fields import Secret as Secret
+from reference_server.configuration.config_fields import Tunable as Tunable
+from reference_server.configuration.config_fields import tunables as tunables
 
 Quantize = Literal[
     "awq", "compressed-tensors", "eetq", "exl2", "gptq", "marlin", "bitsandbytes", "bitsandbytes-nf4",

@@ -1,8 +1,8 @@
 import pydantic
 import pytest
 
-from reference_server.config import RouterConfig, ServerConfig, ShardConfig, tunables
-from reference_server.config_support import refuse_unsupported, unsupported_settings
+from reference_server.configuration.config import RouterConfig, ServerConfig, ShardConfig, tunables
+from reference_server.configuration.config_support import refuse_unsupported, unsupported_settings
 from reference_server.errors import UnsupportedError
 
 TUNABLE = {
