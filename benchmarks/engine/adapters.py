@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from benchmarks.engine.in_process import machine
 from reference_server.adapter_source import AdapterSource
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 
 PROMPT_TOKENS = 32

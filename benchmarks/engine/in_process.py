@@ -182,7 +182,7 @@ async def answer(contender: Any) -> None:
 
 
 async def in_process(model: str) -> Any:
-    from reference_server.model_server.local_shard import LocalShard
+    from reference_server.model_server.calls.local_shard import LocalShard
     from reference_server.model_server.options import EngineOptions
 
     shard = LocalShard.load(EngineOptions(model, dtype=DTYPE, cpu_memory_gib=2, compute_threads=1))

@@ -27,9 +27,9 @@ from torch import Tensor
 from benchmarks.engine.in_process import machine
 from benchmarks.engine.quantized_model import divergence, text_ids
 from reference_server.model_server.forward.inputs import build_inputs
-from reference_server.model_server.kv_cache import bytes_per_block
 from reference_server.model_server.measure.record import MeasurePlan
 from reference_server.model_server.measure.rig import Rig
+from reference_server.model_server.memory.kv_cache import bytes_per_block
 from reference_server.model_server.options import EngineOptions
 
 CacheName = Literal["bfloat16", "fp8_e4m3fn", "fp8_e5m2"]

@@ -13,8 +13,8 @@ from torch import Tensor
 from benchmarks.engine.rounded_checkpoint import SETTINGS, save_rounded
 from benchmarks.presets.tiny_text import documents
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupReply, WarmupRequest
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.distributed import RankGroup
-from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.models import loader
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.quantization.integers import float_products, instructions

@@ -40,8 +40,8 @@ from reference_server.messages import (
     StoppingParameters,
     WarmupRequest,
 )
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.draft_heads.heads import num_drafted
-from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.models import loader
 from reference_server.model_server.options import EngineOptions
 from reference_server.presets.catalog import CALIBRATION_TEXT, PREFIX

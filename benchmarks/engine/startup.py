@@ -35,7 +35,7 @@ PHASES = (
 """The phases in order, and a text in the log line that ends each."""
 MODULES = {
     "launcher": "reference_server.launcher.cli",
-    "shard": "reference_server.model_server.local_shard",
+    "shard": "reference_server.model_server.calls.local_shard",
     "  of which torch": "torch",
     "router": "reference_server.router.startup",
 }

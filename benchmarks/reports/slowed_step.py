@@ -19,8 +19,8 @@ from reference_server.launcher import cli as launcher
 from reference_server.launcher.children import Programs
 from reference_server.messages import Batch, CachedBatch, StepResult
 from reference_server.model_server import cli as model_server
-from reference_server.model_server import local_shard
-from reference_server.model_server.rank_calls import RankCalls
+from reference_server.model_server.calls import local_shard
+from reference_server.model_server.calls.rank_calls import RankCalls
 
 
 @contextmanager

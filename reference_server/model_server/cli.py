@@ -34,8 +34,8 @@ from reference_server.transport.service import serving
 from reference_server.transport.shard import Shard
 
 if TYPE_CHECKING:
-    from reference_server.model_server.local_shard import LocalShard
-    from reference_server.model_server.traced_calls import StepTracing
+    from reference_server.model_server.calls.local_shard import LocalShard
+    from reference_server.model_server.calls.traced_calls import StepTracing
 
 # `__name__` is `__main__` under `python -m`.
 logger = logging.getLogger("reference_server.model_server.cli")
@@ -184,7 +184,7 @@ def serve(config: ShardConfig, rank: RankConfig) -> NoReturn:
 
 def _start_tracing(config: ShardConfig, endpoint: str) -> "StepTracing":
     try:
-        from reference_server.model_server.traced_calls import StepTracing
+        from reference_server.model_server.calls.traced_calls import StepTracing
 
         return StepTracing.to(endpoint, config.otlp_service_name or "")
     except ImportError as error:
@@ -284,9 +284,9 @@ async def serve_until_stopped(shard: Shard, url: str, group: Sequence[str], link
 
 def _load(config: ShardConfig, rank: RankConfig, tracing: "StepTracing | None") -> "LocalShard":
     try:
+        from reference_server.model_server.calls.local_shard import LocalShard
         from reference_server.model_server.device import choose_device
         from reference_server.model_server.distributed import Rendezvous, open_group
-        from reference_server.model_server.local_shard import LocalShard
 
         open_group(
             rank.rank,

@@ -15,7 +15,7 @@ from reference_server.model_server.decoding.detokenize import IncrementalDetoken
 from reference_server.model_server.decoding.stopping import StoppingCriteria
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.drafting import MOST_VERIFIED_ROWS, Drafter
-from reference_server.model_server.kv_cache import blocks_for
+from reference_server.model_server.memory.kv_cache import blocks_for
 from reference_server.model_server.sequence import Sequence
 from reference_server.model_server.speculation.proposed_draft import ProposedDraft
 from reference_server.model_server.speculation.step_cost import StepCost, by_rows

@@ -33,16 +33,16 @@ from reference_server.model_server.draft_heads.source import HeadsSource
 from reference_server.model_server.drafting import Drafter, NgramSource
 from reference_server.model_server.forward.cuda_graph import graph_sizes
 from reference_server.model_server.forward.prepare import prepare_model
-from reference_server.model_server.free_memory import return_free_memory
 from reference_server.model_server.intake import Intake
-from reference_server.model_server.kv_cache import KVCache, blocks_for, bytes_per_block
-from reference_server.model_server.memory import (
+from reference_server.model_server.memory.cache_blocks import (
     GIB,
     blocks_in_free_memory,
     blocks_that_fit,
     device_bytes,
     peak_bytes_of,
 )
+from reference_server.model_server.memory.free_memory import return_free_memory
+from reference_server.model_server.memory.kv_cache import KVCache, blocks_for, bytes_per_block
 from reference_server.model_server.models import loader
 from reference_server.model_server.models.adapters import slots
 from reference_server.model_server.models.families import max_positions

@@ -14,7 +14,7 @@ from reference_server.model_server.decoding.grammar import Grammars, GrammarStat
 from reference_server.model_server.decoding.stopping import StoppingCriteria
 from reference_server.model_server.expanded_prompt import ExpandedPrompt
 from reference_server.model_server.forward.prepare import PreparedModel
-from reference_server.model_server.kv_cache import blocks_for
+from reference_server.model_server.memory.kv_cache import blocks_for
 from reference_server.model_server.models.vision import VisionTower
 from reference_server.model_server.sequence import Sequence
 from reference_server.model_server.step_state import StepState

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reference_server.model_server.adapter_rows import AdapterRows
-from reference_server.model_server.kv_cache import KVCache
+from reference_server.model_server.memory.kv_cache import KVCache
 from reference_server.model_server.sequence import Sequence
 from reference_server.model_server.speculation.hidden_states import HiddenStates
 

@@ -73,6 +73,6 @@ def test_the_worker_alone_loads_locust():
 
 
 def test_below_its_cli_the_model_server_needs_torch_and_transformers_only():
-    [loaded] = loaded_by(("reference_server.model_server.local_shard",))
+    [loaded] = loaded_by(("reference_server.model_server.calls.local_shard",))
 
     assert {"pydantic", "grpc", "fastapi", "google.protobuf"} & loaded == set()

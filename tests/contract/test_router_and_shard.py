@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reference_server.messages import ChooserParameters, Request, StepResult, StoppingParameters
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from reference_server.router.batching import Batcher
 from reference_server.router.scheduling.request import ValidGenerateRequest

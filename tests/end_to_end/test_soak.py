@@ -14,7 +14,7 @@ from statistics import median
 
 import pytest
 
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from reference_server.router.infer import Infer
 from reference_server.router.scheduling.admission import PagedAdmission

@@ -6,7 +6,7 @@ import pytest
 
 from reference_server.adapter_source import AdapterSource
 from reference_server.messages import StoppingParameters
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.models.families import FAMILIES
 from tests.families.test_sharded import assert_equal_to_one_rank, run_ranks
 from tests.support.models.adapters import merged, save_adapter

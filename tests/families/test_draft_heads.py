@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from tests.families.test_families import CASES, CHUNK_BUDGET, UNFUSED
 from tests.support.models.saved_heads import save_fitted_medusa, save_medusa, save_mlp_speculator

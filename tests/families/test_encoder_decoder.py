@@ -9,7 +9,7 @@ import pytest
 
 from reference_server.errors import ShardError
 from reference_server.messages import ChooserParameters, FinishReason, StoppingParameters
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from tests.support.models.lower_tiers import (
     ENCODER_DECODER,
     PROMPTS,

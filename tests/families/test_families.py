@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.drafting import Drafter
-from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from tests.support.models.known_drafts import KnownDrafts
 from tests.support.models.shard_driver import ShardDriver

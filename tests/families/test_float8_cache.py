@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from reference_server.errors import StartupError, UnsupportedError
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.drafting import Drafter
-from reference_server.model_server.float8 import FLOAT8_TYPES
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.memory.float8 import FLOAT8_TYPES
 from tests.support.models.known_drafts import KnownDrafts
 from tests.support.models.lower_tiers import ENCODER_DECODER, PADDED, RECURRENT, run_together, save_model
 from tests.support.models.quantized_checkpoints import save_quantized

@@ -17,8 +17,8 @@ from reference_server.messages import (
     StoppingParameters,
     WarmupRequest,
 )
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.drafting import Drafter
-from reference_server.model_server.local_shard import LocalShard
 from reference_server.router.validation.token_limits import tiny_picture
 from tests.support.models.known_drafts import KnownDrafts
 from tests.support.models.shard_driver import ShardDriver

@@ -13,7 +13,7 @@ import pytest
 from reference_server.images.placeholder import VisionConfig, placeholder_of
 from reference_server.images.reader import ImageReader, worker_pool
 from reference_server.json_files import read_json
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.router.app import TransportOptions, create_app
 from reference_server.router.batching import Batcher
 from reference_server.router.infer import Infer, Permits

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from reference_server.messages import CachedBatch, ChooserParameters, Request
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from tests.support.models.lower_tiers import ENCODER_DECODER, PADDED, RECURRENT, save_model, unplaced
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_models import random_prompt

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from transformers import PreTrainedModel
 
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.router.app import TransportOptions, create_app
 from reference_server.router.batching import Batcher
 from reference_server.router.infer import Infer, Permits

@@ -7,7 +7,7 @@ import pytest
 from transformers import dynamic_module_utils
 
 from reference_server.errors import UnsupportedError
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from tests.support.models.lower_tiers import PADDED, PROMPTS, generate_alone, run_together, save_model
 from tests.support.models.tiny_shards import tiny_options, warm_up
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from reference_server.errors import ShardError, UnsupportedError
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.distributed import RankGroup
-from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.models import loader
 from tests.support.models.lower_tiers import (
     PADDED,

@@ -6,8 +6,8 @@ from typing import Literal
 import pytest
 
 from reference_server.messages import ChooserParameters, Request, StoppingParameters
-from reference_server.model_server.float8 import FLOAT8_TYPES
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
+from reference_server.model_server.memory.float8 import FLOAT8_TYPES
 from reference_server.model_server.options import EngineOptions
 from reference_server.router.batching import Batcher
 from reference_server.router.generation_stream import Finished

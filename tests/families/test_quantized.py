@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from reference_server.errors import StartupError, UnsupportedError
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.distributed import RankGroup
-from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.models import loader
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.quantization.integers import can_compile, float_products, instructions

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from reference_server.errors import UnsupportedError
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from tests.support.models.lower_tiers import (
     PROMPTS,
     RECURRENT,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.device import choose_device, make_current
-from reference_server.model_server.local_shard import LocalShard
 from tests.support.models.tiny_models import save_tiny_model
 from tests.support.models.tiny_shards import tiny_options
 

@@ -8,8 +8,8 @@ import torch
 
 from reference_server.adapter_source import AdapterSource
 from reference_server.messages import ChooserParameters
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.device import no_waits
-from reference_server.model_server.local_shard import LocalShard
 from tests.gpu.conftest import GRAPH_SIZES, loaded
 from tests.support.models.adapters import merged, save_adapter
 from tests.support.models.random_calls import RandomCalls

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.device import DeviceMemory
-from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.options import WIGGLE_ROOM
 from tests.gpu.conftest import MEMORY_FRACTION
 from tests.support.models.shard_driver import ShardDriver

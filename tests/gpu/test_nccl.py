@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.distributed import Rendezvous, _collective_device, initialise
-from reference_server.model_server.local_shard import LocalShard
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_models import random_prompt
 from tests.support.models.tiny_shards import warm_up

@@ -21,7 +21,7 @@ from reference_server.model_server.attention.kernel import (
 from reference_server.model_server.attention.paged import PagedLayer
 from reference_server.model_server.attention.select import AttentionChoice
 from reference_server.model_server.attention.staging import tensors_on
-from reference_server.model_server.kv_cache import UNSCALED, KVCache, KVScales, LayerShape
+from reference_server.model_server.memory.kv_cache import UNSCALED, KVCache, KVScales, LayerShape
 from reference_server.model_server.step_state import Step, StepMetadata, StepState, StepTensors
 
 # New tokens, and tokens whose K/V exist after the step, of each row.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from reference_server.model_server.attention import triton_backend, varlen_backend
 from reference_server.model_server.attention.kernel import AttentionNeeds, AttentionOptions
-from reference_server.model_server.kv_cache import LayerCache
+from reference_server.model_server.memory.kv_cache import LayerCache
 from reference_server.model_server.step_state import Step
 
 PAGE = 256

@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from reference_server.model_server.kv_cache import LayerCache
+from reference_server.model_server.memory.kv_cache import LayerCache
 from reference_server.model_server.step_state import Step
 
 T = TypeVar("T")

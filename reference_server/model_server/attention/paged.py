@@ -8,7 +8,7 @@ from torch import Tensor
 from reference_server.model_server.attention.kernel import AttentionOptions
 from reference_server.model_server.attention.select import AttentionChoice
 from reference_server.model_server.attention.torch_backend import TorchPrefill
-from reference_server.model_server.kv_cache import UNSCALED, LayerCache
+from reference_server.model_server.memory.kv_cache import UNSCALED, LayerCache
 from reference_server.model_server.step_state import Step, StepState
 
 NOT_CAUSAL = TorchPrefill()

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from reference_server.model_server.attention import triton_backend
 from reference_server.model_server.attention.kernel import PerStep
-from reference_server.model_server.kv_cache import LayerCache
+from reference_server.model_server.memory.kv_cache import LayerCache
 from reference_server.model_server.step_state import IntArray, Step
 
 

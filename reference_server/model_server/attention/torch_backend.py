@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reference_server.model_server import float8
 from reference_server.model_server.attention.kernel import AttentionNeeds, AttentionOptions, PerStep
-from reference_server.model_server.kv_cache import LayerCache, LayerShape
+from reference_server.model_server.memory import float8
+from reference_server.model_server.memory.kv_cache import LayerCache, LayerShape
 from reference_server.model_server.step_state import Step, StepMetadata
 
 # Query rows computed at a time when a mask is built, so that the mask never grows with the square of the prompt.

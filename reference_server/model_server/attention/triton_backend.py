@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reference_server.model_server import float8
 from reference_server.model_server.attention.kernel import AttentionNeeds, AttentionOptions
-from reference_server.model_server.kv_cache import LayerCache
+from reference_server.model_server.memory import float8
+from reference_server.model_server.memory.kv_cache import LayerCache
 from reference_server.model_server.step_state import Step
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from reference_server.model_server.attention import triton_backend
 from reference_server.model_server.attention.kernel import AttentionNeeds, AttentionOptions, PerStep
 from reference_server.model_server.attention.staging import stage
 from reference_server.model_server.device import first_line
-from reference_server.model_server.kv_cache import LayerCache
+from reference_server.model_server.memory.kv_cache import LayerCache
 from reference_server.model_server.step_state import Step, StepMetadata
 
 logger = logging.getLogger(__name__)

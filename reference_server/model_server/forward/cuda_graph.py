@@ -21,7 +21,7 @@ from reference_server.model_server.attention.staging import stage
 from reference_server.model_server.device import no_waits
 from reference_server.model_server.forward.inputs import RaggedInputs
 from reference_server.model_server.forward.ragged import RaggedForward
-from reference_server.model_server.kv_cache import blocks_for
+from reference_server.model_server.memory.kv_cache import blocks_for
 from reference_server.model_server.step_state import DecodePlan, Step, StepMetadata, StepTensors
 
 logger = logging.getLogger(__name__)

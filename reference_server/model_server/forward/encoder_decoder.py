@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from reference_server.model_server import float8
 from reference_server.model_server.forward.inputs import RaggedInputs
 from reference_server.model_server.forward.paged_cache import (
     PaddedStep,
@@ -29,7 +28,8 @@ from reference_server.model_server.forward.paged_cache import (
     shapes_of,
     split,
 )
-from reference_server.model_server.kv_cache import LayerShape
+from reference_server.model_server.memory import float8
+from reference_server.model_server.memory.kv_cache import LayerShape
 from reference_server.model_server.sequence import Sequence
 from reference_server.model_server.step_state import StepMetadata, StepState
 

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from reference_server.model_server.forward.inputs import RaggedInputs
 from reference_server.model_server.forward.paged_cache import PaddedStep, PagedKeys, shapes_of
-from reference_server.model_server.kv_cache import LayerShape
+from reference_server.model_server.memory.kv_cache import LayerShape
 from reference_server.model_server.step_state import StepState
 
 

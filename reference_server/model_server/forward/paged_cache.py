@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from reference_server.model_server import float8
 from reference_server.model_server.attention.store import TorchStore
-from reference_server.model_server.kv_cache import LayerCache, LayerShape
+from reference_server.model_server.memory import float8
+from reference_server.model_server.memory.kv_cache import LayerCache, LayerShape
 from reference_server.model_server.step_state import Step, StepMetadata, StepState, StepTensors
 
 

@@ -19,7 +19,7 @@ from reference_server.model_server.forward.padded import PaddedForward
 from reference_server.model_server.forward.ragged import RaggedForward
 from reference_server.model_server.forward.recurrent import RecurrentForward
 from reference_server.model_server.forward.self_check import distance_from_alone, limit_of
-from reference_server.model_server.kv_cache import KVScales, LayerShape
+from reference_server.model_server.memory.kv_cache import KVScales, LayerShape
 from reference_server.model_server.models import hooks, rotary
 from reference_server.model_server.models.adapters.install import install
 from reference_server.model_server.models.adapters.products import product_for

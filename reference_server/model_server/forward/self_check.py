@@ -18,7 +18,7 @@ from reference_server.model_server.batch import SequenceBatch
 from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
 from reference_server.model_server.decoding.stopping import StoppingCriteria
 from reference_server.model_server.forward.inputs import Forward, build_inputs
-from reference_server.model_server.kv_cache import KVCache, LayerShape, blocks_for
+from reference_server.model_server.memory.kv_cache import KVCache, LayerShape, blocks_for
 from reference_server.model_server.models.loader import LoadedModel
 from reference_server.model_server.sequence import Sequence
 from reference_server.model_server.step_state import StepState

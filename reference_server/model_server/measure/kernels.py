@@ -12,9 +12,9 @@ from torch import Tensor
 from reference_server.model_server.attention.kernel import AttentionNeeds, AttentionOptions
 from reference_server.model_server.attention.select import AttentionChoice, choose
 from reference_server.model_server.attention.staging import tensors_on
-from reference_server.model_server.kv_cache import LayerCache, blocks_for
 from reference_server.model_server.measure.record import MeasurePlan, Record, smi_facts
 from reference_server.model_server.measure.timing import median_and_spread
+from reference_server.model_server.memory.kv_cache import LayerCache, blocks_for
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.step_state import Step, StepMetadata
 

@@ -17,9 +17,9 @@ from reference_server.model_server.decoding.watermark import Watermark
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.forward.cuda_graph import graph_sizes
 from reference_server.model_server.forward.prepare import prepare_model
-from reference_server.model_server.kv_cache import KVCache, blocks_for, bytes_per_block
 from reference_server.model_server.measure.record import MeasurePlan
-from reference_server.model_server.memory import available_bytes
+from reference_server.model_server.memory.cache_blocks import available_bytes
+from reference_server.model_server.memory.kv_cache import KVCache, blocks_for, bytes_per_block
 from reference_server.model_server.models import loader
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.sequence import Sequence

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from reference_server.model_server import float8
-from reference_server.model_server.kv_cache import UNSCALED, KVScales
+from reference_server.model_server.memory import float8
+from reference_server.model_server.memory.kv_cache import UNSCALED, KVScales
 from reference_server.model_server.models.kv_scales import ReadableWeights, is_scale, read_scales
 from reference_server.model_server.options import EngineOptions
 

@@ -19,7 +19,7 @@ from reference_server.errors import UnsupportedError
 from reference_server.model_server.attention.kernel import AttentionNeeds, AttentionOptions
 from reference_server.model_server.attention.paged import PagedLayer
 from reference_server.model_server.attention.select import AttentionChoice
-from reference_server.model_server.kv_cache import LayerShape
+from reference_server.model_server.memory.kv_cache import LayerShape
 from reference_server.model_server.step_state import StepState
 
 ATTENTION_NAME = "paged_kv"

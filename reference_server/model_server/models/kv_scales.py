@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from reference_server.errors import StartupError
-from reference_server.model_server.kv_cache import KVScales
+from reference_server.model_server.memory.kv_cache import KVScales
 
 LEAVES = ("k_scale", "v_scale", "kv_scale")
 

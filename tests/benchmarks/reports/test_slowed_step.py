@@ -8,8 +8,8 @@ from benchmarks.reports import slowed_step
 from benchmarks.reports.slowed_step import main, stretched
 from reference_server.benchmark.steps import StepLoad, time_batch
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
-from reference_server.model_server import local_shard
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls import local_shard
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 
 

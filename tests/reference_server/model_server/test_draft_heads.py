@@ -13,7 +13,7 @@ import pytest
 
 from reference_server.errors import ArgumentError, StartupError, UnsupportedError
 from reference_server.messages import ChooserParameters, GrammarType, StoppingParameters
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.stepper import RunAhead
 from tests.reference_server.model_server.test_speculation import GRAMMARS, PARAMETERS, assert_same, warm_up_in_chunks

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from reference_server.errors import ArgumentError, ShardError, UnsupportedError
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.forward.inputs import RaggedInputs
 from reference_server.model_server.forward.ragged import RaggedForward
-from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from tests.support.models.tiny_models import save_tiny_model
 from tests.support.models.tiny_shards import loaded, tiny_options, warm_up

@@ -10,7 +10,7 @@ import pytest
 
 from reference_server.grammars.compile import compile_grammar
 from reference_server.messages import ChooserParameters, FinishReason, Grammar, GrammarType, Request, StoppingParameters
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from tests.support.models.shard_driver import Outcome, ShardDriver
 from tests.support.models.tiny_shards import warm_up

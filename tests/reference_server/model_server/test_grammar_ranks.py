@@ -14,7 +14,7 @@ from pathlib import Path
 from reference_server.messages import ChooserParameters, GrammarType, StoppingParameters
 from reference_server.model_server.distributed import Rendezvous, open_group
 from reference_server.model_server.options import EngineOptions
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_shards import warm_up
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from reference_server.model_server import device, engine
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.decoding.sampling import TokenChooser
 from reference_server.model_server.forward.inputs import RaggedInputs
-from reference_server.model_server.kv_cache import KVCache
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.memory.kv_cache import KVCache
 from reference_server.model_server.stepper import RunAhead
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_models import random_prompt, save_tiny_model

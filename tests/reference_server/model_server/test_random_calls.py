@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from reference_server.messages import Batch, CachedBatch, ChooserParameters, Request, StoppingParameters, WarmupRequest
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_models import random_prompt, save_tiny_model, text_of

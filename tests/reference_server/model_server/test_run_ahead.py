@@ -23,9 +23,9 @@ from reference_server.messages import (
     WarmupRequest,
 )
 from reference_server.model_server.batch import SequenceBatch
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.forward.inputs import RaggedInputs
 from reference_server.model_server.forward.ragged import RaggedForward
-from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.stepper import Launched, RunAhead, StepOutput, Stepper
 from reference_server.transport.shard import Shard
 from tests.support.models.random_calls import RandomCalls

@@ -19,8 +19,8 @@ from reference_server.messages import (
     StoppingParameters,
     WarmupRequest,
 )
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.drafting import Drafter
-from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.speculation.ngram import NgramRule
 from reference_server.transport.shard import Shard

@@ -8,7 +8,7 @@ import pytest
 from reference_server.configuration.config import Transport
 from reference_server.errors import ShardError
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_models import generate_alone, make_tiny_model, random_prompt, save_tiny_model, text_of

@@ -5,7 +5,7 @@ import pytest
 from reference_server.adapter_source import parse_adapters
 from reference_server.errors import UnsupportedError
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from reference_server.presets import catalog
 

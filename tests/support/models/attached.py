@@ -4,7 +4,7 @@ import torch
 from transformers import PreTrainedModel
 
 from reference_server.model_server.attention import select
-from reference_server.model_server.kv_cache import KVCache
+from reference_server.model_server.memory.kv_cache import KVCache
 from reference_server.model_server.models import hooks
 from reference_server.model_server.models.families import find_family
 from reference_server.model_server.options import EngineOptions

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from reference_server.messages import Request
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.options import Tier
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_models import EOS_ID, VOCAB_SIZE, random_prompt, save_word_tokenizer

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from reference_server.adapter_source import AdapterSource
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.distributed import Rendezvous, open_group
-from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_models import random_prompt, text_of

@@ -27,7 +27,7 @@ from reference_server.model_server.decoding.watermark import Watermark
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.forward.cuda_graph import CapturedStep, GraphedForward
 from reference_server.model_server.forward.ragged import RaggedForward
-from reference_server.model_server.kv_cache import LayerCache
+from reference_server.model_server.memory.kv_cache import LayerCache
 from reference_server.model_server.sequence import Sequence as Row
 from reference_server.model_server.step_state import StepState
 from reference_server.model_server.stepper import RunAhead, Stepper

@@ -6,7 +6,7 @@ from torch import Tensor
 from reference_server.model_server.attention.kernel import AttentionNeeds, AttentionOptions
 from reference_server.model_server.attention.select import AttentionBackend
 from reference_server.model_server.attention.torch_backend import TorchPrefill
-from reference_server.model_server.kv_cache import LayerCache
+from reference_server.model_server.memory.kv_cache import LayerCache
 from reference_server.model_server.step_state import Step
 
 

@@ -12,7 +12,7 @@ from reference_server.messages import (
     WarmupReply,
     WarmupRequest,
 )
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from tests.support.models.tiny_models import text_of
 

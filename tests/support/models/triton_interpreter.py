@@ -21,7 +21,7 @@ from reference_server.model_server.attention.conformance import CASES, ROWS, Con
 from reference_server.model_server.attention.kernel import AttentionOptions
 from reference_server.model_server.attention.staging import upload
 from reference_server.model_server.attention.store import TritonStore
-from reference_server.model_server.kv_cache import LayerCache
+from reference_server.model_server.memory.kv_cache import LayerCache
 from reference_server.model_server.models.adapters.triton_product import TritonProduct
 from reference_server.model_server.models.fused.operators import Norm, TorchOperators, TritonOperators
 from reference_server.model_server.step_state import Step

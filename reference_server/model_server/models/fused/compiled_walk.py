@@ -17,7 +17,7 @@ from torch import Tensor
 from reference_server.model_server.attention.kernel import AttentionOptions
 from reference_server.model_server.attention.paged import PagedLayer
 from reference_server.model_server.cpu_kernels import build
-from reference_server.model_server.kv_cache import KVCache
+from reference_server.model_server.memory.kv_cache import KVCache
 from reference_server.model_server.models.adapters.products import CompiledProduct
 from reference_server.model_server.models.adapters.site import AdapterProduct
 from reference_server.model_server.models.fused.operators import Norm

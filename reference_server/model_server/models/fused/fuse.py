@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reference_server.model_server.free_memory import return_free_memory
+from reference_server.model_server.memory.free_memory import return_free_memory
 from reference_server.model_server.models.adapters.site import AdapterProduct, Sites, adapted
 from reference_server.model_server.models.fused.compiled_walk import CompiledWalk
 from reference_server.model_server.models.fused.fused_linear import (

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from reference_server.model_server import float8
 from reference_server.model_server.cpu_kernels import build
+from reference_server.model_server.memory import float8
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 NAMES = {E4M3: "E4M3", E5M2: "E5M2"}

@@ -15,7 +15,7 @@ from reference_server.model_server.attention.kernel import AttentionOptions
 from reference_server.model_server.attention.store import CompiledStore, TorchStore
 from reference_server.model_server.attention.torch_backend import TorchDecode, TorchPrefill
 from reference_server.model_server.cpu_kernels import build
-from reference_server.model_server.kv_cache import UNSCALED, KVScales, LayerCache
+from reference_server.model_server.memory.kv_cache import UNSCALED, KVScales, LayerCache
 from reference_server.model_server.models.fused.operators import CompiledOperators, Norm, TorchOperators
 from reference_server.model_server.models.fused.packed_linear import in_panels
 from reference_server.model_server.step_state import Step, StepMetadata, StepTensors

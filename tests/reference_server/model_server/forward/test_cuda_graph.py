@@ -10,10 +10,10 @@ from torch import Tensor
 
 from reference_server.errors import ArgumentError
 from reference_server.model_server.attention import select
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.forward import cuda_graph
 from reference_server.model_server.forward.cuda_graph import CapturedStep, GraphedForward, graph_sizes
 from reference_server.model_server.forward.ragged import RaggedForward
-from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.stepper import RunAhead
 from tests.support.models.graph_recorder import Recorder
 from tests.support.models.random_calls import RandomCalls

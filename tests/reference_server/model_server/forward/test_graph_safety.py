@@ -14,12 +14,12 @@ from reference_server.model_server.attention import select
 from reference_server.model_server.attention.kernel import AttentionOptions
 from reference_server.model_server.attention.select import AttentionBackend
 from reference_server.model_server.attention.torch_backend import TorchPrefill
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.engine import Engine
 from reference_server.model_server.forward.cuda_graph import CapturedStep, GraphedForward, StaticInputs
 from reference_server.model_server.forward.long_rope import RecomputingForward
 from reference_server.model_server.forward.ragged import RaggedForward
-from reference_server.model_server.kv_cache import LayerCache
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.memory.kv_cache import LayerCache
 from reference_server.model_server.models import rotary
 from reference_server.model_server.step_state import Step
 from tests.support.models.step_recorder import StepRecorder

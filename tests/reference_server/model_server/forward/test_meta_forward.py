@@ -11,7 +11,7 @@ from reference_server.model_server.attention import select
 from reference_server.model_server.attention.conformance import metadata_of
 from reference_server.model_server.forward.inputs import RaggedInputs
 from reference_server.model_server.forward.ragged import RaggedForward
-from reference_server.model_server.kv_cache import KVCache, bytes_per_block
+from reference_server.model_server.memory.kv_cache import KVCache, bytes_per_block
 from reference_server.model_server.models import hooks, loader, transformers_compat
 from reference_server.model_server.models.families import find_family
 from reference_server.model_server.options import EngineOptions

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoConfig
 
 from reference_server.errors import ShardError, StartupError, UnsupportedError
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.models.families import FAMILIES, find_family, max_positions
 from reference_server.model_server.models.shims import mpt
 from tests.support.models.shard_driver import ShardDriver

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reference_server.errors import StartupError
 from reference_server.model_server.distributed import RankGroup
-from reference_server.model_server.memory import PeakTensorBytes
+from reference_server.model_server.memory.cache_blocks import PeakTensorBytes
 from reference_server.model_server.models import loader, parallel
 from reference_server.model_server.options import EngineOptions
 from tests.support.models.tiny_configs import CONFIGS

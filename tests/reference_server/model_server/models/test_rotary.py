@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 
 from reference_server.errors import ArgumentError, ShardError, UnsupportedError
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.engine import Engine
-from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.models import rotary
 from reference_server.model_server.options import RopeOverride
 from reference_server.model_server.step_state import Step, StepMetadata, StepState, StepTensors

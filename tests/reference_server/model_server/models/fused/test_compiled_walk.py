@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from reference_server.model_server.cpu_kernels import build
-from reference_server.model_server.kv_cache import UNSCALED, KVCache, KVScales
+from reference_server.model_server.memory.kv_cache import UNSCALED, KVCache, KVScales
 from reference_server.model_server.models.fused import fuse
 from reference_server.model_server.models.fused.compiled_walk import Undescribed
 from reference_server.model_server.models.fused.fuse import FusedDecoder

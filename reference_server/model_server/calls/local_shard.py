@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 from reference_server.adapter_source import AdapterSource
 from reference_server.messages import Batch, CachedBatch, ModelInfo, StepResult, WarmupReply, WarmupRequest
+from reference_server.model_server.calls.rank_calls import RankCalls
 from reference_server.model_server.engine import Engine
 from reference_server.model_server.options import EngineOptions
-from reference_server.model_server.rank_calls import RankCalls
 from reference_server.transport.compute_thread import ComputeThread
 from reference_server.transport.shard import BlockingShard
 

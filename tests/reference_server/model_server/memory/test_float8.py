@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from reference_server.model_server import float8
+from reference_server.model_server.memory import float8
 
 
 @pytest.mark.parametrize(("name", "count"), [("fp8_e4m3fn", 127), ("fp8_e5m2", 124)])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from reference_server.model_server.kv_cache import KVCache, LayerShape, blocks_for, bytes_per_block
+from reference_server.model_server.memory.kv_cache import KVCache, LayerShape, blocks_for, bytes_per_block
 
 
 def test_layers_have_their_own_shapes_and_start_at_zero() -> None:

@@ -20,10 +20,10 @@ from reference_server.messages import (
     StoppingParameters,
     WarmupRequest,
 )
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
 from reference_server.model_server.forward.inputs import RaggedInputs
 from reference_server.model_server.forward.ragged import RaggedForward
-from reference_server.model_server.local_shard import LocalShard
 from reference_server.model_server.stepper import RunAhead
 from tests.support.models.shard_driver import Outcome, ShardDriver
 from tests.support.models.tiny_models import generate_alone, make_tiny_model, random_prompt, save_tiny_model

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reference_server.model_server import float8
+from reference_server.model_server.memory import float8
 
 _ALIGNMENT = 64
 

@@ -7,7 +7,7 @@ import torch
 
 from reference_server.errors import ShardError
 from reference_server.model_server.device import DeviceMemory
-from reference_server.model_server.memory import (
+from reference_server.model_server.memory.cache_blocks import (
     GIB,
     PeakTensorBytes,
     available_bytes,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reference_server.model_server.free_memory import return_free_memory
+from reference_server.model_server.memory.free_memory import return_free_memory
 
 STATM = Path("/proc/self/statm")
 SIZE, COUNT = 100_000, 800

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from reference_server.messages import Batch, CachedBatch, ChooserParameters, Request, StepResult, StoppingParameters
-from reference_server.model_server.traced_calls import StepTracing, TracedCalls
+from reference_server.model_server.calls.traced_calls import StepTracing, TracedCalls
 from reference_server.transport.shard import BlockingShard
 from tests.support.wire.blocking_shard import BlockingTestShard
 from tests.support.wire.scripted_shard import Reply, ScriptedShard
