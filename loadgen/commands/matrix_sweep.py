@@ -65,7 +65,8 @@ def run_matrix(args: argparse.Namespace, words: Sequence[str]) -> int:
             last = cell.value
             found[cell] = _measure(series, cell)
         series.progress.place(None)
-        result = MatrixResult(setting, _facets(matrix, found, args), ("tgi-bench", *words), len(reused))
+        facets, command = _facets(matrix, found, args), ("tgi-bench", *words)
+        result = MatrixResult(setting, facets, command, len(reused), matrix.is_of_server)
         print(_report(series, result, is_json=args.json))
     return COULD_NOT_MEASURE if any(sweep.invalid for _, sweep in result.facets) else 0
 

@@ -1,4 +1,4 @@
-"""The best value of a setting at each load of a sweep over both, such as the draft tokens that pay at each load."""
+"""The best value of a server's setting at each load of a sweep over both, such as the draft tokens that pay there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ from reports.metrics.sweep import LoadPoint, Sweep
 RATE = "output_tokens_per_s"
 NOTE = (
     "The value with the most output tokens/s at each load. It replaces the first value only if their 95 % intervals do "
-    "not overlap; otherwise the first value is named."
+    "not overlap; otherwise the first value is named. Each value was measured on one launch: the intervals do not "
+    "contain the differences between launches. `tgi-bench compare` decides between two values."
 )
 
 

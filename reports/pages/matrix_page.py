@@ -13,7 +13,7 @@ from reports.metrics.front import front
 from reports.metrics.sweep import LoadPoint, Sweep
 from reports.pages.best_by_load import NOTE, best_by_load, best_sentence, best_table
 from reports.pages.sections.facts import start_time
-from reports.pages.sweep_page import LOAD_NAMES, linked_points, points_table, sweep_json, verdict
+from reports.pages.sweep_page import LOAD_NAMES, linked_points, point_label, points_table, sweep_json, verdict
 from reports.plots import matrix_plots
 
 FRONT = (
@@ -28,12 +28,17 @@ PANELS = (
 
 @dataclass(frozen=True, slots=True)
 class MatrixResult:
-    """A sweep over loads for each value of `setting`, in their order. reused: points of an earlier command."""
+    """A sweep over loads for each value of `setting`, in their order.
+
+    reused: points of an earlier command.
+    is_of_server: the setting is the server's, so one value can be better than another. Other settings change the load.
+    """
 
     setting: str
     facets: tuple[tuple[str, Sweep], ...]
     command: tuple[str, ...] = ()
     reused: int = 0
+    is_of_server: bool = False
 
     @property
     def first(self) -> Sweep:
@@ -49,24 +54,24 @@ def build_matrix_report(result: MatrixResult) -> Report:
     plots = _plots(result)
     table = Table("", matrix_table(result, has_links=True), _note(result))
     best = Table("Best value at each load", best_table(best_by_load(result.facets), result.setting, unit), NOTE)
-    sections = [Section("Summary", (*plots[:1], best, table, *plots[1:]))]
+    sections = [Section("Summary", (*plots[:1], *((best,) if result.is_of_server else ()), table, *plots[1:]))]
     if result.command:
         sections.append(Section("Reproduce", (Text(shlex.join(result.command), is_code=True),)))
-    title = manifest.config.get("label") or f"Sweep over {result.first.quantity} and {result.setting}"
+    title = point_label(result.first) or f"Sweep over {result.first.quantity} and {result.setting}"
     subtitle = " · ".join((str(model), loads, start_time(manifest)))
     return Report(str(title), subtitle, (matrix_verdict(result),), tuple(sections))
 
 
 def matrix_verdict(result: MatrixResult) -> VerdictLine:
-    """The highest throughput of each value, and every point that is not a valid measurement."""
-    sentences, reasons = [], []
+    """The best value of a server's setting, the highest throughput of each value, and every invalid point."""
+    unit = LOAD_NAMES[result.first.quantity]
+    best_values = best_by_load(result.facets) if result.is_of_server else []
+    sentences, reasons = [best_sentence(best_values, result.setting, unit)], []
     for value, sweep in result.facets:
         best = max(sweep.points, key=lambda point: point.value("output_tokens_per_s") or 0.0)
         speed = format_number(best.value("output_tokens_per_s") or 0.0)
-        unit = LOAD_NAMES[sweep.quantity]
         sentences.append(f"{result.setting} {value}: at most {speed} output tokens/s, at {best.load:g} {unit}.")
         reasons += [f"{result.setting} {value}, {reason}" for reason in verdict(sweep).reasons]
-    sentences.append(best_sentence(best_by_load(result.facets), result.setting, LOAD_NAMES[result.first.quantity]))
     words = "Some points are not valid measurements" if reasons else "Valid measurements"
     return VerdictLine("invalid" if reasons else "valid", words, " ".join(filter(None, sentences)), tuple(reasons))
 

@@ -37,9 +37,7 @@ def build_sweep_report(sweep: Sweep) -> Report:
         runs_section(_runs(sweep)),
         *(() if not sweep.command else (Section("Reproduce", (Text(shlex.join(sweep.command), is_code=True),)),)),
     )
-    # A point without a configured label has its load as label.
-    is_named = manifest.label not in ("", f"{sweep.quantity} {sweep.points[0].load:g}")
-    title = manifest.label if is_named else f"{word} over {sweep.quantity}"
+    title = point_label(sweep) or f"{word} over {sweep.quantity}"
     subtitle = " · ".join((str(model), load_sentence(manifest).split(",")[0], loads, start_time(manifest)))
     return Report(title, subtitle, (verdict(sweep),), sections)
 
@@ -69,6 +67,12 @@ def _without_load(sweep: Sweep) -> Analysis:
     config = {name: value for name, value in manifest.config.items() if name != sweep.quantity}
     bare = dataclasses.replace(manifest, label="", slots=None, config=config)
     return dataclasses.replace(analysis, run=dataclasses.replace(analysis.run, manifest=bare))
+
+
+def point_label(sweep: Sweep) -> str:
+    """The configured label of the runs, or an empty text: without one, a point has its load as label."""
+    label = sweep.points[0].first.run.manifest.label
+    return "" if label == f"{sweep.quantity} {sweep.points[0].load:g}" else label
 
 
 def verdict(sweep: Sweep) -> VerdictLine:

@@ -245,12 +245,14 @@ def gantt_frame(analysis: Analysis, count: int = MAX_BARS) -> pd.DataFrame:
     population = analysis.measured.population
     rows = []
     lengths = population.loc[slowest.index, ["input_tokens", "output_tokens"]].to_numpy(dtype=np.float64)
-    for row, (span, own) in enumerate(zip(slowest.to_dict("records"), lengths, strict=True)):
+    numbers = population.loc[slowest.index, "request_id"].str.removeprefix(f"{analysis.run.manifest.run_id}-")
+    for row, (span, own, number) in enumerate(zip(slowest.to_dict("records"), lengths, numbers, strict=True)):
         tokens = " → ".join(MISSING if length != length else f"{length:,.0f}" for length in own)
+        name = f"{number}: {tokens} tokens"
         at_s = float(span["start_s"])
         for part in names:
             seconds = float(span[part])
-            rows.append({"row": row, "name": f"{tokens} tokens", "part": part, "start_s": at_s, "seconds": seconds})
+            rows.append({"row": row, "name": name, "part": part, "start_s": at_s, "seconds": seconds})
             at_s += seconds
     return pd.DataFrame(rows, columns=["row", "name", "part", "start_s", "seconds"])
 
@@ -284,7 +286,7 @@ def _gantt(analysis: Analysis) -> list[Block]:
         Plot(
             "slowest",
             "The slowest requests over time",
-            f"{count} requests in the order of their start, labelled with input → output tokens.",
+            f"{count} requests in the order of their start, labelled with their numbers and input → output tokens.",
             f"Gantt chart of the {count} slowest requests; the longest took {format_number(longest)} s.",
             lambda size: request_plots.gantt(frame, size),
             is_full_width=True,

@@ -43,7 +43,7 @@ def runs_report() -> Report:
     return build_run_report([Analysis.of(sample_run(replace(load, duration_s=30, seed=1))) for load in loads])
 
 
-def _sweep(slowdown: float = 1.0) -> Sweep:
+def sample_sweep(slowdown: float = 1.0) -> Sweep:
     points = []
     for rate in (2.0, 4.0, 8.0, 16.0):
         run = sample_run(replace(SampleLoad(slowdown=slowdown), rate=rate, duration_s=30, failure_share=0.0))
@@ -53,7 +53,7 @@ def _sweep(slowdown: float = 1.0) -> Sweep:
 
 
 def sweep_report() -> Report:
-    return build_sweep_report(_sweep())
+    return build_sweep_report(sample_sweep())
 
 
 def search_report() -> Report:
@@ -61,12 +61,14 @@ def search_report() -> Report:
     runs = [RunEvidence(load, share, 300.0, 33.0, 1_000) for load, share in shares.items()]
     runs.append(RunEvidence(32.0, 0.1, 50.0, 33.0, 500, is_overloaded=True))
     sentence = "12 requests/s (11–13) keep TTFT p95 ≤ 400 ms for 95 % of requests; 5 runs in 3 min 2 s."
-    return build_sweep_report(replace(_sweep(), search=("valid", sentence), capacity=Capacity(tuple(runs), 0.95)))
+    return build_sweep_report(replace(sample_sweep(), search=("valid", sentence), capacity=Capacity(tuple(runs), 0.95)))
 
 
 def matrix_report() -> Report:
     command = ("tgi-bench", "sweep", "--points", "rate=2..16", "--points", "input_tokens=128,1024")
-    return build_matrix_report(MatrixResult("input_tokens", (("128", _sweep()), ("1024", _sweep(1.4))), command))
+    return build_matrix_report(
+        MatrixResult("input_tokens", (("128", sample_sweep()), ("1024", sample_sweep(1.4))), command)
+    )
 
 
 def comparison_report() -> Report:

@@ -110,6 +110,7 @@ def test_the_gantt_chart_has_the_slowest_requests_in_order_of_start() -> None:
 
     assert frame["row"].nunique() == 4
     assert frame.groupby("row")["start_s"].min().is_monotonic_increasing
+    assert frame["name"].nunique() == 4
     assert set(frame["part"]) == {"waiting", "to first token", "streaming"}
 
 
