@@ -4,8 +4,8 @@ Three policies: rows x longest prompt (padded models), free K/V blocks (v3), and
 shard will choose (v2). queue.py decides which request is tried and when to stop.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from reference_server.messages import Image
@@ -80,17 +80,16 @@ class Admission(Protocol):
         ...
 
 
-class PaddedAdmission:
-    """For models that pad every prompt to the longest: prefill costs rows x longest; the router allocates no blocks."""
+class TokenAdmission:
+    """Limits the tokens of a batch, which `open_budget` counts. The shard allocates K/V itself."""
 
-    def __init__(self, limits: TokenBudget, *, block_size: int = 1, speculate: int = 0) -> None:
+    def __init__(self, limits: TokenBudget, block_size: int, open_budget: Callable[[TokenBudget], BatchBudget]) -> None:
         self._limits = limits
         self._block_size = block_size
-        self._speculate = speculate
+        self._open_budget = open_budget
 
     def open(self, budget: TokenBudget) -> BatchBudget:
-        prefill_tokens = round_up(budget.prefill_tokens, self._block_size)
-        return _PaddedBudget(TokenBudget(prefill_tokens, budget.total_tokens), self._speculate)
+        return self._open_budget(replace(budget, prefill_tokens=round_up(budget.prefill_tokens, self._block_size)))
 
     def release(self, admitted: Admitted, *, is_computed: bool) -> None:
         """Nothing was allocated."""
@@ -107,6 +106,11 @@ class PaddedAdmission:
 
     def refusal(self, request: ValidGenerateRequest) -> str | None:
         return _token_refusal(self.open(self._limits), request, self._limits)
+
+
+def padded_admission(limits: TokenBudget, *, block_size: int = 1, speculate: int = 0) -> TokenAdmission:
+    """For models that pad every prompt to the longest: prefill costs rows x longest."""
+    return TokenAdmission(limits, block_size, lambda budget: _PaddedBudget(budget, speculate))
 
 
 class _PaddedBudget:
@@ -132,38 +136,11 @@ class _PaddedBudget:
         return Admitted()
 
 
-class RoundedAdmission:
+def rounded_admission(
+    limits: TokenBudget, *, block_size: int, window_size: int | None = None, speculate: int = 0
+) -> TokenAdmission:
     """For paged models on schema v2, whose shard allocates K/V itself: tokens count in whole blocks."""
-
-    def __init__(
-        self, limits: TokenBudget, *, block_size: int, window_size: int | None = None, speculate: int = 0
-    ) -> None:
-        self._limits = limits
-        self._block_size = block_size
-        self._window_size = window_size
-        self._speculate = speculate
-
-    def open(self, budget: TokenBudget) -> BatchBudget:
-        prefill_tokens = round_up(budget.prefill_tokens, self._block_size)
-        return _RoundedBudget(
-            TokenBudget(prefill_tokens, budget.total_tokens), self._block_size, self._window_size, self._speculate
-        )
-
-    def release(self, admitted: Admitted, *, is_computed: bool) -> None:
-        """Nothing was allocated."""
-
-    def forget_prefixes(self) -> None:
-        """Nothing is cached."""
-
-    def add_adapter(self, adapter_id: str) -> None:
-        """Nothing is cached."""
-
-    @property
-    def blocks(self) -> None:
-        """The router allocates no blocks."""
-
-    def refusal(self, request: ValidGenerateRequest) -> str | None:
-        return _token_refusal(self.open(self._limits), request, self._limits)
+    return TokenAdmission(limits, block_size, lambda budget: _RoundedBudget(budget, block_size, window_size, speculate))
 
 
 class _RoundedBudget:

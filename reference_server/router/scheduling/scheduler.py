@@ -15,10 +15,10 @@ from functools import lru_cache
 from reference_server.messages import Batch, CachedBatch, Generation, StepResult
 from reference_server.router.scheduling.admission import (
     Admission,
-    PaddedAdmission,
     PagedAdmission,
-    RoundedAdmission,
     TokenBudget,
+    padded_admission,
+    rounded_admission,
 )
 from reference_server.router.scheduling.blocks import FreeListAllocator, round_up
 from reference_server.router.scheduling.chunking import count_forward, current_tokens, plan_chunks
@@ -415,9 +415,9 @@ def make_admission(options: SchedulerOptions) -> Admission:
     """The admission policy for this model and wire schema."""
     block_size, speculate = options.block_size, options.speculate
     if options.requires_padding:
-        return PaddedAdmission(options.limits, block_size=block_size, speculate=speculate)
+        return padded_admission(options.limits, block_size=block_size, speculate=speculate)
     if options.schema is WireVersion.V2:
-        return RoundedAdmission(
+        return rounded_admission(
             options.limits, block_size=block_size, window_size=options.window_size, speculate=speculate
         )
     return PagedAdmission(

@@ -1,10 +1,10 @@
 from reference_server.messages import Image
 from reference_server.router.scheduling.admission import (
     Admitted,
-    PaddedAdmission,
     PagedAdmission,
-    RoundedAdmission,
     TokenBudget,
+    padded_admission,
+    rounded_admission,
 )
 from reference_server.router.scheduling.blocks import FreeListAllocator
 from reference_server.router.scheduling.radix import RadixAllocator
@@ -19,7 +19,7 @@ def paged(total_tokens=160, *, block_size=16, prefill_tokens=160, **options) -> 
 
 
 def test_padded_prefill_costs_rows_times_longest():
-    batch = PaddedAdmission(AMPLE).open(TokenBudget(12, 100))
+    batch = padded_admission(AMPLE).open(TokenBudget(12, 100))
 
     admitted = [batch.try_admit(valid_request(length, 1)) for length in (4, 6, 2)]
 
@@ -28,7 +28,7 @@ def test_padded_prefill_costs_rows_times_longest():
 
 
 def test_rounded_counts_a_window_once():
-    batch = RoundedAdmission(AMPLE, block_size=16, window_size=64).open(TokenBudget(100, 1000))
+    batch = rounded_admission(AMPLE, block_size=16, window_size=64).open(TokenBudget(100, 1000))
 
     batch.try_admit(valid_request(60, 100))
 
@@ -95,8 +95,8 @@ def test_an_entry_that_waits_for_budget_holds_no_block():
 def test_a_request_too_large_for_an_empty_server_is_refused_with_the_reason():
     too_many_blocks = paged().refusal(valid_request(100, 60))
     too_long_a_prefill = paged(prefill_tokens=30).refusal(valid_request(33, 1))
-    too_wide = PaddedAdmission(TokenBudget(10, 100)).refusal(valid_request(11, 1))
-    too_many_tokens = RoundedAdmission(TokenBudget(64, 64), block_size=16).refusal(valid_request(33, 17))
+    too_wide = padded_admission(TokenBudget(10, 100)).refusal(valid_request(11, 1))
+    too_many_tokens = rounded_admission(TokenBudget(64, 64), block_size=16).refusal(valid_request(33, 17))
 
     assert too_many_blocks == (
         "`inputs` tokens + `max_new_tokens` need 10 blocks of the key-value cache, which has 9. "
@@ -110,5 +110,5 @@ def test_a_request_too_large_for_an_empty_server_is_refused_with_the_reason():
 def test_a_request_that_fits_an_empty_server_is_not_refused():
     assert paged().refusal(valid_request(100, 45)) is None
     assert paged(prefill_tokens=30, supports_chunking=True).refusal(valid_request(33, 1)) is None
-    assert PaddedAdmission(TokenBudget(10, 100)).refusal(valid_request(10, 90)) is None
-    assert RoundedAdmission(TokenBudget(64, 64), block_size=16).refusal(valid_request(33, 16)) is None
+    assert padded_admission(TokenBudget(10, 100)).refusal(valid_request(10, 90)) is None
+    assert rounded_admission(TokenBudget(64, 64), block_size=16).refusal(valid_request(33, 16)) is None
