@@ -12,7 +12,6 @@ accepted shares on held-out text, by place.
 import argparse
 import json
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -33,7 +32,7 @@ from benchmarks.presets.train_tiny import (  # noqa: E402
     TRAIN_SEED,
     LearningRateSchedule,
     corpus,
-    on_interrupt,
+    run_steps,
 )
 
 HEADS = PRESETS / "tiny-llama-medusa"
@@ -73,22 +72,15 @@ def train(
         load(heads)
     print(f"{sum(p.numel() for p in heads.parameters()):,} parameters, {len(text):,} training tokens")
     optimizer = torch.optim.AdamW(heads.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
-    schedule = LearningRateSchedule(learning_rate, steps, minutes)
-    interrupted = on_interrupt()
-    started = time.monotonic()
-    for step in range(steps):
-        elapsed_min = (time.monotonic() - started) / 60
-        if schedule.progress(step, elapsed_min) >= 1 or interrupted():
-            break
-        optimizer.param_groups[0]["lr"] = schedule.learning_rate(step, elapsed_min)
+
+    def backward(step: int, elapsed_min: float) -> None:
         starts = torch.randint(0, len(text) - seq_len, (batch_size,))
         losses = head_losses(base, heads, text[starts[:, None] + torch.arange(seq_len)])
-        optimizer.zero_grad(set_to_none=True)
         sum(loss * NEARER_WEIGHT**place for place, loss in enumerate(losses)).backward()
-        torch.nn.utils.clip_grad_norm_(heads.parameters(), 1.0)
-        optimizer.step()
         if step % 50 == 0:
             print(f"step {step:5d}  {elapsed_min:5.1f} min  losses", *(f"{loss:.3f}" for loss in losses), flush=True)
+
+    run_steps(LearningRateSchedule(learning_rate, steps, minutes), optimizer, backward)
     save(heads)
     held_out = corpus(tokenizer, HELD_OUT_SEED, num_documents=400)
     for place, share in enumerate(accepted_shares(base, heads, held_out, seq_len), 1):

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import Tensor
+    from torch.optim import Optimizer
     from transformers import LlamaForCausalLM
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,30 +124,43 @@ def train_model(
         ],
         betas=(0.9, 0.95),
     )
-    schedule = LearningRateSchedule(learning_rate, steps, minutes)
-    interrupted = on_interrupt()
-    started = time.monotonic()
-    for step in range(steps):
-        elapsed_min = (time.monotonic() - started) / 60
-        if schedule.progress(step, elapsed_min) >= 1 or interrupted():
-            break
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.learning_rate(step, elapsed_min)
+
+    def backward(step: int, elapsed_min: float) -> None:
         starts = torch.randint(0, len(train) - seq_len - 1, (batch_size,))
         window = train[starts[:, None] + torch.arange(seq_len + 1)]
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(input_ids=window[:, :-1], use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
-        optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
         if step % 50 == 0:
             print(f"step {step:5d}  {elapsed_min:5.1f} min  loss {loss.item():.3f}", flush=True)
         if step % 250 == 249:
             save_weights(model)
+
+    run_steps(LearningRateSchedule(learning_rate, steps, minutes), optimizer, backward)
     save_weights(model)
     _show(model.eval(), tokenizer, seq_len)
+
+
+def run_steps(schedule: LearningRateSchedule, optimizer: "Optimizer", backward: Callable[[int, float], None]) -> None:
+    """Step the optimizer until the end of the schedule or a signal.
+
+    backward: computes the gradients of a step, from its number and the minutes since the start.
+    """
+    from torch.nn.utils import clip_grad_norm_
+
+    interrupted = _on_interrupt()
+    started = time.monotonic()
+    for step in range(schedule.steps):
+        elapsed_min = (time.monotonic() - started) / 60
+        if schedule.progress(step, elapsed_min) >= 1 or interrupted():
+            break
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.learning_rate(step, elapsed_min)
+        optimizer.zero_grad(set_to_none=True)
+        backward(step, elapsed_min)
+        clip_grad_norm_([weight for group in optimizer.param_groups for weight in group["params"]], 1.0)
+        optimizer.step()
 
 
 def corpus(tokenizer: "Tokenizer", seed: int, num_documents: int) -> "Tensor":
@@ -157,7 +171,7 @@ def corpus(tokenizer: "Tokenizer", seed: int, num_documents: int) -> "Tensor":
     return torch.tensor([token for document in encoded for token in document.ids])
 
 
-def on_interrupt() -> Callable[[], bool]:
+def _on_interrupt() -> Callable[[], bool]:
     """Handle SIGINT and SIGTERM; the returned function is true after one of them. The process does not end."""
     seen: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
