@@ -3,7 +3,6 @@
 import asyncio
 import base64
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,17 +13,9 @@ from reference_server.images.placeholder import VisionConfig, placeholder_of
 from reference_server.images.reader import ImageReader, worker_pool
 from reference_server.json_files import read_json
 from reference_server.model_server.calls.local_shard import LocalShard
-from reference_server.router.app import TransportOptions, create_app
-from reference_server.router.batching import Batcher
-from reference_server.router.infer import Infer, Permits
-from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions, WireVersion
-from reference_server.router.server_info import EngineInfo, ServerInfo
-from reference_server.router.services import Services
-from reference_server.router.telemetry.metrics import Metrics
-from reference_server.router.validation.request_rules import GenerationLimits
-from reference_server.router.validation.token_limits import ConfiguredLimits, resolve_limits, warmup_request
-from reference_server.router.validation.validator import Validator
+from reference_server.router.validation.token_limits import ConfiguredLimits
 from reference_server.tokenizer import load_tokenizer
+from tests.support.models.router_client import router_client
 from tests.support.models.tiny_shards import tiny_options
 from tests.support.models.tiny_vision import VOCAB_SIZE, SavedVisionModel, picture, save_vision_model
 from tests.support.wire.wire_shard import served, socket_urls
@@ -47,41 +38,19 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> SavedVisionModel:
 async def http_client(saved: SavedVisionModel, version: str, prefill_tokens: int) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a router that is connected to the shard through a socket."""
     shard = LocalShard.load(tiny_options(saved.directory, prefix_caching=version == "v3"))
-    async with served([shard], socket_urls(saved.directory), version) as group:
-        info = await group.info()
-        configured = ConfiguredLimits(prefill_tokens, max_input_tokens=120, max_total_tokens=140)
-        limits = resolve_limits(configured, await group.warmup(warmup_request(configured)), info)
-        scheduler = Scheduler(
-            SchedulerOptions(
-                limits.max_batch_prefill_tokens,
-                limits.max_batch_total_tokens,
-                waiting_served_ratio=0.3,
-                supports_chunking=info.support_chunking,
-                block_size=info.block_size,
-                use_prefix_caching=info.use_prefix_caching,
-                schema=WireVersion(version),
-            )
-        )
-        request_limits = GenerationLimits(limits.max_input_tokens, limits.max_total_tokens)
-        metrics = Metrics(limits.max_input_tokens, limits.max_total_tokens)
-        batcher = Batcher(group, scheduler, observer=metrics)
-        facts = ServerInfo("tiny", request_limits, version="0.0.0", max_concurrent_requests=8, engine=EngineInfo())
-        tokenizer = load_tokenizer(saved.directory, VOCAB_SIZE)
-        placeholder = placeholder_of(VisionConfig.read(lambda name: _read(saved, name)))
-        assert placeholder is not None
-        (token_id,) = tokenizer.encode(placeholder.token, add_special_tokens=False)
-        reader = ImageReader(placeholder, token_id, worker_pool(1), fetcher=None)
-        await reader.start()
-        with ThreadPoolExecutor(1) as executor:
-            validator = Validator(tokenizer, request_limits, executor, images=reader)
-            services = Services(Infer(batcher, validator, Permits(8), metrics), metrics, facts, None)
-            loop = asyncio.create_task(batcher.run())
-            transport = httpx.ASGITransport(app=create_app(services, TransportOptions()))  # type: ignore[arg-type]
-            async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-                yield client
-            loop.cancel()
-            await asyncio.wait([loop])
-        await reader.close()
+    limits = ConfiguredLimits(prefill_tokens, max_input_tokens=120, max_total_tokens=140)
+    placeholder = placeholder_of(VisionConfig.read(lambda name: _read(saved, name)))
+    assert placeholder is not None
+    tokenizer = (saved.directory, VOCAB_SIZE)
+    (token_id,) = load_tokenizer(*tokenizer).encode(placeholder.token, add_special_tokens=False)
+    reader = ImageReader(placeholder, token_id, worker_pool(1), fetcher=None)
+    await reader.start()
+    async with (
+        served([shard], socket_urls(saved.directory), version) as group,
+        router_client(group, tokenizer, version, limits, reader) as client,
+    ):
+        yield client
+    await reader.close()
     shard.close()
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,9 @@ import pytest
 from transformers import PreTrainedModel
 
 from reference_server.model_server.calls.local_shard import LocalShard
-from reference_server.router.app import TransportOptions, create_app
-from reference_server.router.batching import Batcher
-from reference_server.router.infer import Infer, Permits
-from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions, WireVersion
-from reference_server.router.server_info import EngineInfo, ServerInfo
-from reference_server.router.services import Services
-from reference_server.router.telemetry.metrics import Metrics
-from reference_server.router.validation.request_rules import GenerationLimits
-from reference_server.router.validation.token_limits import ConfiguredLimits, resolve_limits, warmup_request
-from reference_server.router.validation.validator import Validator
-from reference_server.tokenizer import load_tokenizer
-from reference_server.transport.shard import Shard
+from reference_server.router.validation.token_limits import ConfiguredLimits
 from tests.support.models.lower_tiers import ENCODER_DECODER, PADDED, RECURRENT, generate_alone, save_model
+from tests.support.models.router_client import router_client
 from tests.support.models.tiny_configs import CONFIGS
 from tests.support.models.tiny_models import VOCAB_SIZE, make_tiny_model, random_prompt, save_tiny_model, text_of
 from tests.support.models.tiny_shards import tiny_options
@@ -102,43 +91,10 @@ async def post(client: httpx.AsyncClient, inputs: str, **parameters: Any) -> Any
 async def http_client(directory: Path, version: str, prefill_tokens: int) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a router that is connected to the shard through a socket."""
     shard = LocalShard.load(tiny_options(directory))
+    limits = ConfiguredLimits(prefill_tokens, max_input_tokens=MAX_INPUT_TOKENS, max_total_tokens=MAX_TOTAL_TOKENS)
     async with (
         served([shard], socket_urls(directory), version) as group,
-        router_on(group, directory, version, prefill_tokens) as client,
+        router_client(group, (directory, VOCAB_SIZE), version, limits) as client,
     ):
         yield client
     shard.close()
-
-
-@asynccontextmanager
-async def router_on(
-    shard: Shard, directory: Path, version: str, prefill_tokens: int
-) -> AsyncIterator[httpx.AsyncClient]:
-    info = await shard.info()
-    configured = ConfiguredLimits(prefill_tokens, max_input_tokens=MAX_INPUT_TOKENS, max_total_tokens=MAX_TOTAL_TOKENS)
-    limits = resolve_limits(configured, await shard.warmup(warmup_request(configured)), info)
-    scheduler = Scheduler(
-        SchedulerOptions(
-            limits.max_batch_prefill_tokens,
-            limits.max_batch_total_tokens,
-            waiting_served_ratio=0.3,
-            requires_padding=info.requires_padding,
-            supports_chunking=info.support_chunking,
-            block_size=info.block_size,
-            schema=WireVersion(version),
-        )
-    )
-    request_limits = GenerationLimits(limits.max_input_tokens, limits.max_total_tokens)
-    metrics = Metrics(limits.max_input_tokens, limits.max_total_tokens)
-    batcher = Batcher(shard, scheduler, observer=metrics)
-    engine = EngineInfo(backend="cpu", dtype=info.dtype)
-    facts = ServerInfo("tiny", request_limits, version="0.0.0", max_concurrent_requests=8, engine=engine)
-    with ThreadPoolExecutor(1) as executor:
-        validator = Validator(load_tokenizer(directory, VOCAB_SIZE), request_limits, executor)
-        services = Services(Infer(batcher, validator, Permits(8), metrics), metrics, facts, None)
-        loop = asyncio.create_task(batcher.run())
-        transport = httpx.ASGITransport(app=create_app(services, TransportOptions()))  # type: ignore[arg-type]
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-            yield client
-        loop.cancel()
-        await asyncio.wait([loop])

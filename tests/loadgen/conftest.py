@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.forked_loads import LoadsOfTests
+from tests.support.servers.stream_server import ServerState, stream_server
 from tests.support.undrawn_figures import undrawn_figures
 
 
@@ -12,3 +13,10 @@ from tests.support.undrawn_figures import undrawn_figures
 def cheap_runs(load_forker: LoadsOfTests) -> Iterator[None]:
     with load_forker.in_use(), undrawn_figures():
         yield
+
+
+@pytest.fixture
+def url(state: ServerState) -> Iterator[str]:
+    """The URL of a scripted server; `state`, a fixture of the module, has its script."""
+    with stream_server(state) as (url, _):
+        yield url

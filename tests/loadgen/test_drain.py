@@ -26,12 +26,6 @@ def state():
     return ServerState(script=lambda body: Script(first_s=0.02, gap_s=0.005))
 
 
-@pytest.fixture
-def url(state):
-    with stream_server(state) as (url, _):
-        yield url
-
-
 def texts_sent(state):
     return [request["body"]["inputs"] for request in state.requests if request["path"] != "/tokenize"]
 

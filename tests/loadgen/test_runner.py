@@ -27,12 +27,6 @@ def state():
     return ServerState(script=lambda body: Script(first_s=0.01, gap_s=0.005))
 
 
-@pytest.fixture
-def url(state):
-    with stream_server(state) as (url, _):
-        yield url
-
-
 def generations(state):
     return [request["body"] for request in state.requests if request["path"] != "/tokenize"]
 

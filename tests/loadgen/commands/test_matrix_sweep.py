@@ -11,7 +11,7 @@ from loadgen.capacity.point_load import Point
 from loadgen.errors import UsageError
 from reports.metrics.front import front
 from reports.saved_run import load_run
-from tests.support.servers.stream_server import Script, ServerState, stream_server
+from tests.support.servers.stream_server import Script, ServerState
 
 LOAD = ["--requests", "40", "--input-tokens", "8", "--warmup", "0s", "--cool-down", "0s"]
 POINTS = ["--points", "concurrency=1,2", "--points", "output_tokens=2,6"]
@@ -25,12 +25,6 @@ def signal_handlers(monkeypatch):
 @pytest.fixture
 def state():
     return ServerState(script=lambda body: Script(first_s=0.01, gap_s=0.004))
-
-
-@pytest.fixture
-def url(state):
-    with stream_server(state) as (url, _):
-        yield url
 
 
 def sweep(url, out, *more):

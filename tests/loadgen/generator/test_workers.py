@@ -23,7 +23,7 @@ from loadgen.target.target import Target
 from reports.metrics.summary import summarize
 from reports.saved_run import load_run
 from tests.support.measured_requests import measured
-from tests.support.servers.stream_server import Script, ServerState, stream_server
+from tests.support.servers.stream_server import Script, ServerState
 
 COMMAND = [sys.executable, "-m", "loadgen.cli", "run"]
 ROOT = Path(__file__).parents[3]
@@ -34,12 +34,6 @@ LONG_RUN = ("--workers", "2", "--concurrency", "4", "--duration", "60", "--warmu
 @pytest.fixture
 def state():
     return ServerState(script=lambda body: Script(first_s=0.01, gap_s=0.005))
-
-
-@pytest.fixture
-def url(state):
-    with stream_server(state) as (url, _):
-        yield url
 
 
 def sent(state):

@@ -11,7 +11,7 @@ from loadgen.http.connection import Connection, ConnectionPool, Origin
 from loadgen.http.response_reader import CallLimits, ClientCall
 from loadgen.workloads.prompts.prompt import Prompt
 from reports.run_schema import Status, TokensSource
-from tests.support.servers.stream_server import Script, ServerState, stream_server
+from tests.support.servers.stream_server import Script, ServerState
 
 PROMPT = Prompt("p", text="one two three", output_tokens=5)
 
@@ -19,12 +19,6 @@ PROMPT = Prompt("p", text="one two three", output_tokens=5)
 @pytest.fixture
 def state():
     return ServerState()
-
-
-@pytest.fixture
-def url(state):
-    with stream_server(state) as (url, _):
-        yield url
 
 
 @pytest.fixture

@@ -11,18 +11,12 @@ from loadgen.target.target import Target
 from loadgen.workloads import arrivals
 from reports.metrics.summary import summarize
 from tests.support.measured_requests import measured
-from tests.support.servers.stream_server import Script, ServerState, stream_server
+from tests.support.servers.stream_server import Script, ServerState
 
 
 @pytest.fixture
 def state():
     return ServerState(script=lambda body: Script(first_s=0.01, gap_s=0.002))
-
-
-@pytest.fixture
-def url(state):
-    with stream_server(state) as (url, _):
-        yield url
 
 
 def prompts_sent(state):

@@ -21,20 +21,11 @@ from reports.gate.decide import GateDecision
 from reports.gate.requirements import Requirement
 from reports.gate.side_run import Pair, SideRun
 from reports.metrics.summary import summarize
+from tests.support.samples.gate_side import side
 from tests.support.samples.sample_run import SampleLoad, sample_run
 
 NOISE = 0.04
 GATED_ONLY = CompareOptions(shown=())
-
-
-def side(label: str = "x", **changed: float | None) -> SideRun:
-    values: dict[str, float | None] = {
-        "output_tokens_per_s": 1000.0,
-        "ttft_p50_ms": 50.0,
-        "tpot_p50_ms": 20.0,
-        "error_rate": 0.0,
-    }
-    return SideRun(label, values | changed)
 
 
 def drawn(random: np.random.Generator, slowdown: float, noise: float = NOISE, failures: float = 0.004) -> SideRun:

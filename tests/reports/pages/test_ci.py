@@ -21,19 +21,10 @@ from reports.pages.ci import (
 )
 from reports.pages.comparison_page import build_comparison_report
 from reports.renderers.write import write_report
+from tests.support.samples.gate_side import side
 from tests.support.samples.junit_schema import problems
 
 OPTIONS = CompareOptions(shown=())
-
-
-def side(label: str = "x", **changed: float | None) -> SideRun:
-    values: dict[str, float | None] = {
-        "output_tokens_per_s": 1000.0,
-        "ttft_p50_ms": 50.0,
-        "tpot_p50_ms": 20.0,
-        "error_rate": 0.0,
-    }
-    return SideRun(label, values | changed)
 
 
 @pytest.fixture(scope="module")
