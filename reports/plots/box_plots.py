@@ -5,17 +5,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from reports.document import Size, format_number
-from reports.plots.figure import (
-    MARGIN_NAMES,
-    MARGIN_RIGHT,
-    add_hovers,
-    label_axis,
-    name_rows,
-    new_figure,
-    series_colour,
-    styled,
-)
+from reports.plots.figure import MARGIN_NAMES, MARGIN_RIGHT, label_axis, new_figure, series_colour, styled
+from reports.plots.hovers import add_hovers
 from reports.plots.latency_plots import value_axis
+from reports.plots.series_names import name_rows
 
 PERCENTILES = (5, 25, 50, 75, 95)
 

@@ -6,16 +6,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from reports.document import Size, signed
-from reports.plots.figure import (
-    MARGIN_NAMES,
-    MARGIN_RIGHT,
-    PALETTE,
-    add_hovers,
-    label_axis,
-    name_rows,
-    new_figure,
-    styled,
-)
+from reports.plots.figure import MARGIN_NAMES, MARGIN_RIGHT, PALETTE, label_axis, new_figure, styled
+from reports.plots.hovers import add_hovers
+from reports.plots.series_names import name_rows
 
 
 def pair_dots(frame: pd.DataFrame, bound: float, size: Size) -> Figure:

@@ -6,16 +6,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from reports.document import Size, format_number
-from reports.plots.figure import (
-    PALETTE,
-    add_hovers,
-    label_axis,
-    name_series,
-    new_figure,
-    series_colour,
-    styled,
-    tick_number,
-)
+from reports.plots.figure import PALETTE, label_axis, new_figure, series_colour, styled, tick_number
+from reports.plots.hovers import add_hovers
+from reports.plots.series_names import name_series
 
 
 def facets(frame: pd.DataFrame, column: str, title: str, load: str, size: Size) -> Figure:

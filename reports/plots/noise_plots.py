@@ -14,16 +14,15 @@ from reports.plots.figure import (
     MARGIN_NAMES,
     MARGIN_RIGHT,
     PALETTE,
-    add_hovers,
     axis_from_zero,
     label_axis,
-    name_rows,
-    name_series,
     new_figure,
     series_colour,
     styled,
     tick_number,
 )
+from reports.plots.hovers import add_hovers
+from reports.plots.series_names import name_rows, name_series
 
 # Of seven characters each; more of them overlap.
 MOST_COMMIT_LABELS, COMMIT_CHARACTERS = 6, 7

@@ -19,14 +19,13 @@ from reports.plots.figure import (
     MARGIN_TOP,
     PALETTE,
     PIXELS_PER_INCH,
-    add_cell_hovers,
-    add_hovers,
     label_axis,
-    name_rows,
     new_figure,
     styled,
     tick_number,
 )
+from reports.plots.hovers import add_cell_hovers, add_hovers
+from reports.plots.series_names import name_rows
 
 PART_COLOURS: Mapping[str, str] = MappingProxyType(
     {

@@ -10,16 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from reports.document import Size, format_number
-from reports.plots.figure import (
-    PALETTE,
-    add_hovers,
-    axis_from_zero,
-    label_axis,
-    name_series,
-    new_figure,
-    series_colour,
-    styled,
-)
+from reports.plots.figure import PALETTE, axis_from_zero, label_axis, new_figure, series_colour, styled
+from reports.plots.hovers import add_hovers
+from reports.plots.series_names import name_series
 
 
 def timeline(frame: pd.DataFrame, windows: Sequence[tuple[float, float]], size: Size) -> Figure:

@@ -12,17 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from reports.document import Size, format_number, format_percent
-from reports.plots.figure import (
-    PALETTE,
-    add_cell_hovers,
-    add_hovers,
-    label_axis,
-    name_series,
-    new_figure,
-    series_colour,
-    styled,
-    tick_number,
-)
+from reports.plots.figure import PALETTE, label_axis, new_figure, series_colour, styled, tick_number
+from reports.plots.hovers import add_cell_hovers, add_hovers
+from reports.plots.series_names import name_series
 from reports.study import Knob
 
 Array = npt.NDArray[np.float64]

@@ -5,7 +5,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from reports.document import Size, format_number
-from reports.plots.figure import add_hovers, axis_from_zero, label_axis, name_series, new_figure, series_colour, styled
+from reports.plots.figure import axis_from_zero, label_axis, new_figure, series_colour, styled
+from reports.plots.hovers import add_hovers
+from reports.plots.series_names import name_series
 
 
 def by_batch_size(frame: pd.DataFrame, axis_title: str, unit: str, size: Size) -> Figure:

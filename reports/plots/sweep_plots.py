@@ -12,17 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from reports.document import Size, format_number
-from reports.plots.figure import (
-    PALETTE,
-    add_hovers,
-    axis_from_zero,
-    label_axis,
-    name_series,
-    new_figure,
-    series_colour,
-    styled,
-    tick_number,
-)
+from reports.plots.figure import PALETTE, axis_from_zero, label_axis, new_figure, series_colour, styled, tick_number
+from reports.plots.hovers import add_hovers
+from reports.plots.series_names import name_series
 from reports.stats.estimators import Interval
 
 MAX_LINEAR_RATIO = 12.0

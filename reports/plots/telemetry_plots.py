@@ -8,16 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from reports.document import Size, format_number
-from reports.plots.figure import (
-    PALETTE,
-    add_hovers,
-    label_axis,
-    name_series,
-    new_figure,
-    series_colour,
-    styled,
-    tick_number,
-)
+from reports.plots.figure import PALETTE, label_axis, new_figure, series_colour, styled, tick_number
+from reports.plots.hovers import add_hovers
+from reports.plots.series_names import name_series
 
 MAX_LINES = 6
 """More workers than this are drawn as their range and median instead of a line each."""

@@ -19,7 +19,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from reports.document import Block, Estimate, Link, Plot, Report, Section, Table
-from reports.plots.figure import PALETTE, Drawn
+from reports.plots.drawn_figures import Drawn
+from reports.plots.figure import PALETTE
 from reports.renderers.markdown import cell_text, is_numeric
 
 SHORT_TEXT = 16

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reports.document import Report, legible_report
-from reports.plots.figure import Drawn, draw_all
+from reports.plots.drawn_figures import Drawn, draw_all
 from reports.renderers import csv, html, json, markdown
 from reports.run_store import RunDirectoryError, replace_file
 

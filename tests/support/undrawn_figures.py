@@ -10,7 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 from reports.document import Report
-from reports.plots.figure import HALF, Drawn
+from reports.plots.drawn_figures import Drawn
+from reports.plots.figure import HALF
 from reports.renderers import write
 
 EMPTY = '<svg width="1" height="1" viewBox="0 0 1 1"></svg>'

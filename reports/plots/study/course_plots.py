@@ -7,15 +7,9 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from reports.document import Size
-from reports.plots.figure import (
-    PALETTE,
-    add_hovers,
-    label_axis,
-    name_series,
-    new_figure,
-    styled,
-    tick_number,
-)
+from reports.plots.figure import PALETTE, label_axis, new_figure, styled, tick_number
+from reports.plots.hovers import add_hovers
+from reports.plots.series_names import name_series
 from reports.plots.study.outcome_marks import draw_outcomes, name_outcomes
 
 PHASE_COLOURS = {"launch": PALETTE["series-4"], "warm": PALETTE["series-5"], "measure": PALETTE["series-0"]}

@@ -4,11 +4,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from reports.document import Size
-from reports.plots.figure import (
-    PALETTE,
-    add_hovers,
-    name_series,
-)
+from reports.plots.figure import PALETTE
+from reports.plots.hovers import add_hovers
+from reports.plots.series_names import name_series
 from reports.study import TrialOutcome
 
 OUTCOME_STYLE = {

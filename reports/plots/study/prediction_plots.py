@@ -8,15 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from reports.document import Size
-from reports.plots.figure import (
-    PALETTE,
-    add_hovers,
-    label_axis,
-    name_series,
-    new_figure,
-    styled,
-    tick_number,
-)
+from reports.plots.figure import PALETTE, label_axis, new_figure, styled, tick_number
+from reports.plots.hovers import add_hovers
+from reports.plots.series_names import name_series
 from reports.plots.study.setting_axis import Array, places_of, setting_axis
 from reports.study import Knob
 

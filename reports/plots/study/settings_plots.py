@@ -8,17 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from reports.document import Size
-from reports.plots.figure import (
-    MARGIN_NAMES,
-    MARGIN_RIGHT,
-    PALETTE,
-    add_hovers,
-    label_axis,
-    name_rows,
-    new_figure,
-    styled,
-    tick_number,
-)
+from reports.plots.figure import MARGIN_NAMES, MARGIN_RIGHT, PALETTE, label_axis, new_figure, styled, tick_number
+from reports.plots.hovers import add_hovers
+from reports.plots.series_names import name_rows
 from reports.plots.study.outcome_marks import draw_outcomes, name_outcomes
 from reports.plots.study.setting_axis import (
     Array,

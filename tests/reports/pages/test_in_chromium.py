@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from matplotlib.text import Text
 
-from reports.plots.figure import HALF, draw_all
+from reports.plots.drawn_figures import draw_all
+from reports.plots.figure import HALF
 from reports.renderers.write import write_report
 from tests.support.samples.sample_pages import SAMPLE_PAGES
 

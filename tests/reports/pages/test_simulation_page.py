@@ -9,7 +9,8 @@ import pytest
 from reports.document import Report, Size, Table
 from reports.pages.simulation_page import PlanData, build_plan_report, build_predictions_report
 from reports.plots import simulation_plots
-from reports.plots.figure import HALF, NARROW, CellHovers
+from reports.plots.figure import HALF, NARROW
+from reports.plots.hovers import CellHovers
 from reports.plots.simulation_plots import cells
 from reports.renderers import markdown
 from reports.study import Knob, StudyData, TrialOutcome

@@ -4,7 +4,8 @@ import pytest
 from matplotlib.text import Annotation
 
 from reports.document import Size
-from reports.plots.figure import HALF, NARROW, label_axis, name_series, new_figure
+from reports.plots.figure import HALF, NARROW, label_axis, new_figure
+from reports.plots.series_names import name_series
 
 
 @pytest.mark.parametrize("size", [HALF, NARROW])

@@ -2,7 +2,8 @@
 
 import pandas as pd
 
-from reports.plots.figure import WIDE, Hovers
+from reports.plots.figure import WIDE
+from reports.plots.hovers import Hovers
 from reports.plots.study.settings_plots import MAX_TEXTS, parallel_coordinates
 from reports.study import Knob
 
