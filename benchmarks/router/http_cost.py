@@ -54,7 +54,7 @@ from reference_server.observability import LogFormat, set_up_logging
 from reference_server.presets.catalog import PRESETS
 from reference_server.router.app import TransportOptions, create_app
 from reference_server.router.batching import Batcher
-from reference_server.router.chat.prompts import RenderingPool
+from reference_server.router.chat.rendering_pool import RenderingPool
 from reference_server.router.infer import Infer, Permits
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
 from reference_server.router.server import HttpServer, bind

@@ -25,7 +25,8 @@ from reference_server.router.adapters import AdapterRules, Adapters
 from reference_server.router.api_key import read_keys
 from reference_server.router.app import RouterApp, TransportOptions, create_app
 from reference_server.router.batching import Batcher
-from reference_server.router.chat.prompts import RenderingPool, TemplateSource
+from reference_server.router.chat.prompts import TemplateSource
+from reference_server.router.chat.rendering_pool import RenderingPool
 from reference_server.router.connection import ConnectionLimits
 from reference_server.router.grammar_compiler import make_compiler
 from reference_server.router.http_call import Route

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from reference_server.errors import OverloadedError, StartupError, TemplateError
-from reference_server.router.chat.prompts import RenderingPool, TemplateSource
+from reference_server.router.chat.prompts import TemplateSource
+from reference_server.router.chat.rendering_pool import RenderingPool
 from reference_server.router.chat.tools import offer_of
 from reference_server.router.schemas.openai import ChatMessage, ChatRequest
 
