@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from reference_server.messages import ChooserParameters, Request
-from reference_server.model_server.decoding.grammar import GrammarRows, GrammarState
+from reference_server.model_server.decoding.grammar import GrammarState
+from reference_server.model_server.decoding.grammar_rows import GrammarRows
 from reference_server.model_server.decoding.host_copy import to_device
 from reference_server.model_server.decoding.watermark import Watermark
 

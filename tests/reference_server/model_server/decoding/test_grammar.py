@@ -17,7 +17,8 @@ from reference_server.messages import (
     StoppingParameters,
 )
 from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
-from reference_server.model_server.decoding.grammar import MAX_CACHED, Grammars, GrammarState, read_resident_bytes
+from reference_server.model_server.decoding.grammar import MAX_CACHED, Grammars, GrammarState
+from reference_server.model_server.decoding.grammar_engine import read_resident_bytes
 from reference_server.model_server.decoding.logits import RowParameters
 from reference_server.model_server.decoding.sampling import TokenChooser
 from reference_server.model_server.decoding.stopping import StoppingCriteria
