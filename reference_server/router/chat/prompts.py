@@ -6,7 +6,6 @@ Templates are untrusted: the environment is sandboxed, and operations that multi
 import datetime
 import functools
 import json
-import logging
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from reference_server.errors import StartupError, TemplateError
 if TYPE_CHECKING:  # not imported in the worker process
     from reference_server.router.chat.tools import ToolOffer
     from reference_server.router.schemas.openai import ChatMessage
-
-logger = logging.getLogger(__name__)
 
 MAX_OUTPUT_CHARACTERS = 8_000_000
 
