@@ -137,7 +137,7 @@ def prepare_run(config: BenchConfig, target: Target, progress: ProgressDisplay) 
 def check_adapters(config: BenchConfig, control: ControlClient, facts: TargetFacts) -> None:
     """Raises UsageError for an adapter that a server which lists its adapters does not list.
 
-    A server may answer with its base model instead, without a word.
+    A server may answer with its base model instead of an error.
     """
     mix = workload.adapters_of(config)
     if mix is None or facts.kind not in LISTS_ADAPTERS:

@@ -193,11 +193,11 @@ class Timings:
 
 
 class NoDraft(StrEnum):
-    """Why a token is chosen without a draft while drafts are on; in the order of `DraftCounts.undrafted`.
+    """The reason that a token is chosen without a draft while drafts are on, in the order of `DraftCounts.undrafted`.
 
-    prompts: the step computes prompts too. batch: no drafts pay in a batch of this size, or it has too many rows. cost:
-    those of this request are not expected to pay. no_guess: none was found. grammar: it allows none of the draft. end:
-    the request ends with this token, or its K/V are computed again after it.
+    prompts: the step computes prompts too. batch: no drafts pay in a batch of this size, or it has too many rows.
+    cost: drafts of this request are not expected to pay. no_guess: no draft was found. grammar: it
+    allows none of the draft. end: the request ends with this token, or its K/V are computed again after it.
     """
 
     PROMPTS = "prompts"

@@ -4,7 +4,7 @@
     python benchmarks/presets/train_medusa.py --steps 1500 --minutes 8 --resume --seed 1
 
 Head i reads the hidden state that the output head reads at position t and learns the distribution of the base model at
-position t + 1 + i, so a draft is what the base model would say and not what the text says. It stops at the first of its
+position t + 1 + i, so a draft follows the base model's choice and not the text. It stops at the first of its
 two limits; Ctrl-C stops it and saves. `--resume` goes on from the saved heads; use another seed. The last lines are the
 accepted shares on held-out text, by place.
 """

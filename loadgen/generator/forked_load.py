@@ -31,7 +31,7 @@ class ForkedLoad:
         self.returncode: int | None = None
 
     def _receive(self) -> int:
-        """The next number; that of a killed process if the forker has ended, and its loads with it."""
+        """The next number; -SIGKILL if the forker has ended, because its loads end with it."""
         message = self._report.recv(NUMBER.size)
         return int(NUMBER.unpack(message)[0]) if message else -signal.SIGKILL
 

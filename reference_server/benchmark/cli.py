@@ -120,7 +120,7 @@ async def _connected(path: str, held: AsyncExitStack) -> ShardGroup:
 
 
 def _check_prefix_cache(config: BenchmarkConfig, info: ModelInfo) -> None:
-    """Raise ArgumentError if the benchmark would overwrite blocks that a router believes to hold prefixes."""
+    """Raise ArgumentError if the benchmark would overwrite blocks in which a router has cached prefixes."""
     if info.use_prefix_caching and not (config.overwrite_prefix_cache or config.serve):
         raise ArgumentError(
             "the model server has a prefix cache, whose blocks the benchmark overwrites: launch it with "

@@ -1,4 +1,4 @@
-"""Decodes an image of a client, within limits that the file's header already breaks.
+"""Decodes a client's image. The file's header decides on limits, before any pixel is decoded.
 
 An image is turned as its EXIF data ask, like one that `transformers.image_utils.load_image` loads.
 """
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "TIFF")
-"""The decoders that may run. Pillow has many more, which only few people test."""
+"""The decoders that may run. Many others of Pillow are rarely tested."""
 MAX_PIXELS = 50_000_000
-"""Of one image: 150 MB decoded."""
+"""The limit of one image, which takes 150 MB decoded."""
 MAX_RATIO = 200
-"""Of the longer to the shorter side: a model sees nothing in a line of pixels, and Transformers' resizing fails."""
+"""The limit of the longer side over the shorter one: Transformers cannot resize a line of pixels."""
 
 
 _TURNED = 5
@@ -92,7 +92,7 @@ def _opened(data: bytes, read: Callable[["Image"], T]) -> T:
         raise ImageError(f"it has more than {MAX_PIXELS} pixels: send a smaller one") from None
     except UnidentifiedImageError:
         raise ImageError(f"its format is none of {', '.join(FORMATS)}") from None
-    except Exception as error:  # decoders raise whatever their format's libraries do
+    except Exception as error:  # a decoder raises the exceptions of its library
         raise ImageError(f"it cannot be decoded: {error or type(error).__name__}") from error
 
 

@@ -27,7 +27,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is of the public internet, also the one that is embedded in an IPv6 address."""
+    """Whether an address is public; an IPv4 address embedded in an IPv6 address must be public too."""
     if isinstance(address, ipaddress.IPv6Address):
         embedded = address.ipv4_mapped or address.sixtofour or (address.teredo and address.teredo[1])
         if embedded is None and address in _NAT64:
@@ -40,7 +40,7 @@ def is_public(address: Address) -> bool:
 class ImageFetcher:
     """Fetches images of at most `max_bytes`.
 
-    hosts: the only ones that are asked; empty is all. is_allowed, ports: of addresses to connect to.
+    hosts: the allowed hosts; all if empty. is_allowed, ports: the addresses and ports to connect to.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ from reference_server.workers import JobError, JobLimitError, WorkerLimits, Work
 logger = logging.getLogger(__name__)
 
 MAX_IMAGES = 16
-"""Of one request; a model's context holds fewer of most."""
+"""The limit of one request. Most images are so large that a context holds fewer."""
 NUM_WORKERS = 2
 LIMITS = WorkerLimits(time_s=10.0, memory_bytes=2 << 30, max_waiting=64)
 MAX_KNOWN_SIZES = 1024
@@ -63,7 +63,7 @@ class ImageReader:
         return isinstance(self._placeholder, Prefixed) and any(isinstance(part, PromptImage) for part in parts)
 
     def check(self, parts: Sequence[PromptPart], ids: Sequence[int], num_truncated: int) -> None:
-        """Raise ValidationError if the prompt has image tokens that are no image's, or loses some of an image's.
+        """Raise ValidationError if an image token belongs to no image, or if `truncate` removed tokens of an image.
 
         ids: all tokens of the prompt.
         """
@@ -100,7 +100,7 @@ class ImageReader:
         return PromptImage(image, self._placeholder.text(height, width))
 
     async def _size(self, image: Image) -> tuple[int, int]:
-        """Height and width of an image that was decoded, now or before."""
+        """Height and width of an image, which is decoded unless its size is cached."""
         digest = digest_of(image)
         known = self._sizes.get(digest)
         if known is None:

@@ -42,5 +42,5 @@ class AdapterRows:
         return cls(slots, order, starts, groups, np.concatenate(([len(groups)], groups, starts, order)))
 
     def select(self, index: IntArray) -> "AdapterRows | None":
-        """Those of the tokens `index`, in that order."""
+        """The rows of the tokens `index`, in that order."""
         return self.of(self.slots[index])

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 PREFIX_CHARACTERS = 256
-"""So many characters at the start of a prompt select the replica; the prompts of a group must differ in them."""
+"""Characters at the start of a prompt that select the replica. Prompts of different groups must differ in them."""
 BODY_LIMIT = "2m"
 """The largest body, as the bundled server's. A body on disk would have no start."""
 

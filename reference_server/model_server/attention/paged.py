@@ -12,7 +12,7 @@ from reference_server.model_server.memory.kv_cache import UNSCALED, LayerCache
 from reference_server.model_server.step_state import Step, StepState
 
 NOT_CAUSAL = TorchPrefill()
-"""Computes prompts with tokens that attend to later ones, which no other kernel does."""
+"""The only kernel for prompts whose tokens attend to later ones."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """`TracedCalls`: the spans of one rank's steps, in the traces of the requests that the step computes.
 
-A traced request brings `traceparent`, the span of the router that its spans are below. Only a shard with
+A traced request has a `traceparent`: the router's span, which is the parent of its spans. Only a shard with
 `--otlp-endpoint` has this wrapper around its calls.
 """
 
@@ -16,7 +16,7 @@ from reference_server.trace_export import make_provider, otlp_exporter, parent_c
 from reference_server.transport.shard import BlockingShard
 
 FIRST_DECODES = 8
-"""So many decode steps of a request have a span each, and after them each `DECODE_EVERY`th."""
+"""The first decode steps of a request, each with a span; after them every `DECODE_EVERY`th has one."""
 DECODE_EVERY = 16
 FLUSH_MS = 2000
 

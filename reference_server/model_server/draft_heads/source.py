@@ -13,9 +13,9 @@ from reference_server.model_server.speculation.hidden_states import HiddenRow
 from reference_server.model_server.speculation.proposed_draft import NO_PROPOSAL, NUM_LEVELS, ProposedDraft
 
 CONFIDENCES = (0.3, 0.6, 0.8, 0.95)
-"""The probability of a guess by its head from which on its level is 1, 2, 3, 4."""
+"""The lowest probabilities of the levels 1, 2, 3 and 4. The head gives the probability of its token."""
 PRIORS = (0.2, 0.45, 0.7, 0.87, 0.97)
-"""Acceptance by level: heads are taken at their word until outcomes are known."""
+"""Acceptance by level until outcomes are known: about the heads' own probabilities."""
 
 
 class HeadsSource:

@@ -1,6 +1,7 @@
 """The eight-bit types of a K/V cache: names, rounding and widening in plain torch.
 
-Rounding is to the nearest even, and what is too large becomes the largest value. Widening to any compute type is exact.
+Values round to the nearest even. A value beyond the range becomes the largest one. Widening to any
+compute type is exact.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ def is_float8(dtype: torch.dtype) -> bool:
 def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
     """The nearest values of an eight-bit type."""
     largest = torch.finfo(dtype).max
-    # Older releases of torch turn what is too large into NaN.
+    # Older releases of torch turn a value beyond the range into NaN.
     return values.clamp(-largest, largest).to(dtype)
 
 

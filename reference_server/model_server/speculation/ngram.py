@@ -10,7 +10,7 @@ MOST_CANDIDATES = 32
 """Earlier occurrences of the last two tokens that are compared; the latest first."""
 
 NGRAM_PRIORS = (0.5, 0.3, 0.3, 0.5, 0.7)
-"""Acceptance by the length of the match, before any is known: a longer one is a better guess."""
+"""Acceptance by the length of the match until outcomes are known: a longer match predicts better."""
 
 
 class NgramRule(StrEnum):

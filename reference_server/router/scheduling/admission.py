@@ -76,7 +76,7 @@ class Admission(Protocol):
         ...
 
     def refusal(self, request: ValidGenerateRequest) -> str | None:
-        """Why an empty server could not admit this request; None if it could."""
+        """The reason that an empty server could not admit this request; None if it could."""
         ...
 
 

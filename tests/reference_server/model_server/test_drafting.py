@@ -134,7 +134,7 @@ def test_drafts_that_fail_against_all_estimates_lose_a_share_of_the_time_only() 
     made.cost = StepCost(by_rows({1: 100.0, 2: 125.0, 3: 150.0, 128: 3300.0}, 128))
     tokens, lost_ns, num_steps = tokenizer(), 0.0, 0
 
-    # Short requests, each of which starts with the hope of all: theirs is never fulfilled.
+    # Short requests, each of which starts with the estimates of all requests; its drafts are never accepted.
     for _ in range(40):
         sequence = decoding(LOOP, tokens=tokens)
         for next_id in (7, 8, 9, 7, 8, 9):

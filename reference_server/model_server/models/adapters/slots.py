@@ -55,7 +55,7 @@ class AdapterSlots:
         return sum(each.nbytes for each in (*self._loaded.values(), *self._retired.values()))
 
     def find(self, adapter_id: str | None) -> int:
-        """The slot of an adapter; that of the base model for an unknown one, as the protocol has it."""
+        """The slot of an adapter. An unknown id selects the base model, as the protocol defines."""
         loaded = None if adapter_id is None else self._loaded.get(adapter_id)
         return BASE if loaded is None else loaded.slot
 
