@@ -231,7 +231,7 @@ def _with_notes(result: GateResult, notes: Sequence[str]) -> GateResult:
 
 
 def ci_environment(variables: Mapping[str, str]) -> ci.CiEnvironment:
-    """Where GitHub's variables ask for output."""
+    """The files for output that GitHub's variables name."""
     summary, output = (Path(variables[name]) if name in variables else None for name in GITHUB[1:])
     return ci.CiEnvironment(variables.get("GITHUB_ACTIONS") == "true", summary, output)
 

@@ -71,7 +71,7 @@ class CoverageCell:
 
     @property
     def median_needed(self) -> float:
-        """Requests that the runs without an interval ask for."""
+        """The median of the requests that the runs without an interval need."""
         return float(np.median(self.needed)) if self.needed else math.nan
 
     @property

@@ -109,7 +109,7 @@ def count_shards(config: ServerConfig, devices: Devices) -> tuple[int, str]:
     if config.sharded:
         number, reason = (requested, "--num-shard") if requested is not None else (visible, "visible devices")
         if number is None:
-            raise NotEnoughDevicesError("`sharded` is true, but no variable says which devices there are")
+            raise NotEnoughDevicesError("`sharded` is true, but no variable lists the devices")
         if number <= 1:
             raise NotEnoughDevicesError(f"`sharded` is true, but there is {number} device")
     elif requested is not None:

@@ -173,7 +173,7 @@ class Stepper:
             batch = batch.with_pending(*self._launch_unread(batch, live, steps))
             output = self.read(batch, steps)
             if output.batch is None:
-                # Every row has ended with n, so no call will ask for n+1.
+                # Every row has ended with n, so no call will request n+1.
                 failed = _failed(batch, set(batch.sequences))
                 output = replace(output, dropped=(*output.dropped, *failed))
             self._zero_nonfinite(output.dropped)

@@ -2,7 +2,7 @@
 
 From torch 2.12 the operator reads block tables and serves both phases. Before, it serves prompts only: their keys and
 values are first gathered from the cache, in a copy that is short beside a prompt's attention. The operator's signature
-tells its parameters; a trial on the device tells whether it computes grouped heads, packed and by tables.
+shows its parameters; a trial on the device shows whether it computes grouped heads, packed and by tables.
 """
 
 import functools

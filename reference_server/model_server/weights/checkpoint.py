@@ -72,7 +72,7 @@ def open_weights(path: Path) -> WeightFile:
     except pickle.UnpicklingError as error:
         # torch's message also explains how to load the file anyway.
         wanted = _UNSAFE.search(str(error))
-        what = f"it asks for {wanted[1]}" if wanted else "it is damaged, or holds more than tensors"
+        what = f"it refers to {wanted[1]}" if wanted else "it is damaged, or holds more than tensors"
         raise StartupError(f"{path} is unsafe and was not read: {what}") from error
     except Exception as error:
         # A damaged pickle can raise any error.

@@ -1,4 +1,4 @@
-"""OpenAI requests as native generations: checks what a request asks for, then makes one `GenerateCall` per choice."""
+"""OpenAI requests as native generations: checks their features, then makes one `GenerateCall` per choice."""
 
 import json
 

@@ -52,7 +52,7 @@ def test_launcher_L3_sharding_over_one_device_is_refused() -> None:
 
 
 def test_sharding_without_a_device_list_is_refused() -> None:
-    with pytest.raises(NotEnoughDevicesError, match="no variable says"):
+    with pytest.raises(NotEnoughDevicesError, match="no variable lists"):
         plan(sharded=True)
 
 

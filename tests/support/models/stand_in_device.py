@@ -1,7 +1,7 @@
-"""A step launched on a device that is only pretended: tensors without data, on a device that is not the host.
+"""A step launched on a stand-in device: tensors without data, on a device that is not the host.
 
-What mixes tensors of host and device raises, and so does everything that would wait for the device: reading a number,
-finding nonzero elements, building a tensor there from a list. A process of its own, because the pretended device stays.
+An operation that mixes tensors of host and device raises. So does one that would wait for the device: reading a number,
+finding nonzero elements, building a tensor there from a list. Run it in a process of its own, because the device stays.
 """
 
 import itertools

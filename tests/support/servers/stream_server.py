@@ -1,6 +1,7 @@
 """A scripted HTTP server for the load generator: TGI and OpenAI streams with known gaps, errors and cuts.
 
-Threaded, on a free loopback port. What a stream says is a `Script`; a test changes it, or picks one per request.
+Threaded, on a free loopback port. A `Script` defines the content of a stream; a test changes it, or picks
+one per request.
 """
 
 import itertools

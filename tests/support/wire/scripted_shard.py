@@ -1,7 +1,7 @@
 """A `Shard` that answers from a script: the router's test double, with the protocol's batching rules and no model.
 
-What a request says is a `Reply`, chosen by a function of the request. Everything else behaves as a model server does:
-receipts, chunked prefill, stopping order, filtering, errors.
+A function of the request chooses its `Reply`. Everything else behaves as in a model server: receipts,
+chunked prefill, stopping order, filtering, errors.
 """
 
 import asyncio

@@ -46,7 +46,7 @@ def test_reliability_T20_a_pickle_that_would_run_code_is_refused(tmp_path: Path)
 
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({"weight": Runs()}, protocol=2))
 
-    with pytest.raises(StartupError, match="is unsafe and was not read: it asks for print"):
+    with pytest.raises(StartupError, match="is unsafe and was not read: it refers to print"):
         Checkpoint.open(tmp_path)
 
 

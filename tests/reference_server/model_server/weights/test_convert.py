@@ -143,7 +143,9 @@ def test_reliability_T20_a_pickle_that_would_run_code_is_refused_by_name(tmp_pat
     state = {"x": Hostile()}
     torch.save(state, source) if protocol == "torch" else source.write_bytes(pickle.dumps(state, protocol=2))
 
-    with pytest.raises(StartupError, match=r"pytorch_model\.bin is unsafe and was not read: it asks for posix\.system"):
+    with pytest.raises(
+        StartupError, match=r"pytorch_model\.bin is unsafe and was not read: it refers to posix\.system"
+    ):
         convert(tmp_path, [source.name])
 
     assert sorted(path.name for path in tmp_path.iterdir()) == [source.name]
