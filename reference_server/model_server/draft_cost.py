@@ -130,7 +130,7 @@ class DraftCost:
         return measured
 
     def _proposal_ns(self, drafter: Drafter, size: int) -> float:
-        """The time of finding drafts for this number of sequences."""
+        """The time in which drafts of so many sequences are found."""
         # The first step has no drafts, and gives draft heads the hidden states that they read.
         self._stepper.drafter = Drafter(drafter.source, drafter.speculate)
         rows = tuple(self._sequence(row, FEW_KEYS, ChooserParameters()) for row in range(size))

@@ -32,7 +32,7 @@ MOST_VERIFIED_ROWS = 128
 
 NO_CANDIDATE = DraftCandidate(())
 LOOK_SHARE = 0.01
-"""The largest share of the time of a request's steps that finding drafts may take, if they are not verified."""
+"""Of the time of a request's steps, at most, is spent on looking for drafts that are not verified."""
 LONGEST_PAUSE = 128
 
 
@@ -41,7 +41,7 @@ class DraftSource(Protocol):
 
     @property
     def priors(self) -> SequenceOf[float]:
-        """The acceptance of a token of each level, before outcomes are known."""
+        """The chance of a token of each level to be accepted, before anything is known."""
         ...
 
     def propose(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int], /) -> list[ProposedDraft]:

@@ -8,7 +8,7 @@ DECAY = 0.85
 OVERALL_DECAY = 0.98
 """The same of all requests together, where a new request starts."""
 SHORTEST_LONGEST_PAUSE = 8
-"""The longest pause, in tokens, before drafts are tried again for a request, if a try costs nothing."""
+"""Tokens after which a request without drafts is looked at again, at most, if a look costs nothing."""
 PRIOR_WEIGHT = 1.0
 
 
@@ -50,8 +50,8 @@ class Guess:
 class DraftHistory:
     """The estimates of one request, by the level of a token; and when to draft for it again.
 
-    overall: the rates of all requests, which this one starts from and adds to. Each time that a request
-    has no draft to verify, its pause doubles; a correct guess ends the pause.
+    overall: the rates of all requests, which this one starts from and adds to. A request that had no draft to verify is
+    left alone for twice as many tokens as the last time; a right guess ends the pause.
     """
 
     __slots__ = ("_guess", "_levels", "_overall", "_pause", "_rates", "look_at")

@@ -5,7 +5,7 @@ drafts to verify; this limits what they may lose together, for example to many s
 """
 
 LOSS_SHARE = 0.015
-"""The share of the time of plain decoding that drafts may lose."""
+"""Of the time of plain decoding."""
 FIRST_STEPS = 2.0
 """Plain steps whose time may be lost before anything is saved."""
 MOST_STEPS = 8.0
