@@ -10,7 +10,7 @@ MODULES = {
     "load-settings.md": "loadgen.config.load_settings_page",
     "space.md": "tuner.space.space_page",
     "plan.md": "tuner.commands.plan_page",
-    "server-metrics.md": "reference_server.router.telemetry.metrics_page",
+    "server-metrics.md": "reference_server.router.telemetry.server_metrics_page",
     "metrics.md": "reports.reference.metrics_page",
     "files.md": "reports.reference.files_page",
 }

@@ -11,7 +11,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import NO_SALT
 from loadgen.dialects.dialect import ParsedAnswer, Sampling, merged
 from loadgen.dialects.registry import open_dialect
-from loadgen.dialects.structured import check_structures
+from loadgen.dialects.structured_dialect import check_structures
 from loadgen.errors import TargetError, UsageError
 from loadgen.progress import ProgressDisplay
 from loadgen.target.connection_probe import keeps_connections

@@ -139,7 +139,7 @@ def complete_manifest(
             "write_errors": int(client.get("write_errors") or 0) + telemetry.write_errors,
         },
     )
-    from reports.metrics.finish import count_drain, finish_run
+    from reports.metrics.finish_run import count_drain, finish_run
 
     finish_run(out)
     manifest.drain |= count_drain(out)

@@ -1,6 +1,7 @@
 """The directory of a bench run: its manifest and its files while the run lasts.
 
-During a run, rows are appended to `*.jsonl`; `metrics/finish.py` turns them into Parquet and `saved_run.py` reads them.
+During a run, rows are appended to `*.jsonl`; `metrics/finish_run.py` turns them into Parquet, which `saved_run.py`
+reads.
 The load generator's worker imports this module, so it needs only the standard library.
 """
 

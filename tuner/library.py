@@ -16,9 +16,9 @@ from loadgen.library import OnLine
 from loadgen.progress import progress_to
 from tuner.commands.study_flags import add_study_flags, space_errors_of
 from tuner.study.artefacts import TRIALS_FILE
-from tuner.study.finish import FinishedStudy, finish
+from tuner.study.finish_study import FinishedStudy, finish
 from tuner.study.open_search import open_search
-from tuner.study.prepare import prepare
+from tuner.study.prepare_study import prepare
 from tuner.study.study_folder import StudyFolder
 from tuner.study.study_plan import plan_of, render_plan
 from tuner.study.worker import run_search

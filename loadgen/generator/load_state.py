@@ -13,8 +13,8 @@ from loadgen.generator.load_window import LoadEnd, LoadWindow
 from loadgen.generator.recorder import Recorder, Times, make_record
 from loadgen.generator.request_bodies import Conversations
 from loadgen.http.arrival_times import Clock
+from loadgen.http.balancing import Replicas
 from loadgen.http.call import CallCancelled, Client
-from loadgen.http.replicas import Replicas
 from loadgen.http.response_reader import ClientCall
 from loadgen.workloads.departure import Departure
 from loadgen.workloads.prompts.prompt import ClipCount, Prompt

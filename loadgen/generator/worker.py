@@ -32,7 +32,7 @@ from gevent.lock import BoundedSemaphore
 from loadgen.config.bench_config import BenchConfig
 from loadgen.dialects.dialect import Dialect
 from loadgen.dialects.registry import open_dialect
-from loadgen.dialects.structured import StructuredDialect
+from loadgen.dialects.structured_dialect import StructuredDialect
 from loadgen.generator.load_state import LoadState
 from loadgen.generator.load_window import NS_PER_S, LoadEnd, LoadWindow
 from loadgen.generator.messages import END_SIGNAL, STOP_REQUESTED, STOP_SIGNAL, WorkerPlan
@@ -42,10 +42,10 @@ from loadgen.generator.request_bodies import Conversations, PreparedRequests
 from loadgen.generator.self_monitor import TIMER_S, SelfMonitor
 from loadgen.generator.users import ClosedLoopUser, LoadRunner, LoadUser, OpenLoopUser
 from loadgen.http.arrival_times import total_arrival_times
+from loadgen.http.balancing import Replicas
 from loadgen.http.call import Client
 from loadgen.http.connection import ConnectionPool, Origin
 from loadgen.http.hub_connection import HubConnection
-from loadgen.http.replicas import Replicas
 from loadgen.http.timers import Ticker
 from loadgen.http.tls import TlsSettings
 from loadgen.parent_death import end_with_parent

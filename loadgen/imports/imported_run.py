@@ -12,7 +12,7 @@ from typing import Any
 from loadgen.errors import UsageError
 from loadgen.run_directory import make_run_directory
 from loadgen.target.machine import product_version
-from reports.metrics.finish import finish_run
+from reports.metrics.finish_run import finish_run
 from reports.run_schema import Phase, RequestRecord
 from reports.run_store import REQUESTS, JsonlWriter, RunManifest, write_client, write_manifest
 

@@ -1,6 +1,6 @@
 """A client's grammar -> what the wire carries: a checked JSON schema for our own shard, a regex for any other.
 
-Compiling may need much time and memory, so that worker.py runs it in a process of its own.
+Compiling may need much time and memory, so that grammar_worker.py runs it in a process of its own.
 """
 
 from collections.abc import Callable

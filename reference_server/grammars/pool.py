@@ -18,5 +18,5 @@ def missing_packages() -> list[str]:
 
 
 def worker_pool(size: int, limits: WorkerLimits = LIMITS) -> WorkerPool:
-    """Workers that run the jobs of worker.py."""
-    return WorkerPool("reference_server.grammars.worker", {}, limits, size)
+    """Workers that run the jobs of grammar_worker.py."""
+    return WorkerPool("reference_server.grammars.grammar_worker", {}, limits, size)

@@ -26,7 +26,7 @@ MAX_KNOWN_SIZES = 1024
 class ImageReader:
     """Reads prompts for a model with `placeholder`. token_id: of the image token. fetcher: None refuses remote images.
 
-    pool: workers that run worker.py.
+    pool: workers that run image_worker.py.
     """
 
     def __init__(self, placeholder: Placeholder, token_id: int, pool: WorkerPool, fetcher: ImageFetcher | None) -> None:
@@ -121,5 +121,5 @@ class ImageReader:
 
 
 def worker_pool(size: int = NUM_WORKERS, limits: WorkerLimits = LIMITS) -> WorkerPool:
-    """Workers that run the jobs of worker.py."""
-    return WorkerPool("reference_server.images.worker", {}, limits, size)
+    """Workers that run the jobs of image_worker.py."""
+    return WorkerPool("reference_server.images.image_worker", {}, limits, size)

@@ -16,7 +16,7 @@ from reports.metrics.checks.abandoned import find_abandoned
 from reports.metrics.checks.client_facts import client_facts
 from reports.metrics.checks.overload import find_overload
 from reports.metrics.checks.validity import judge_run
-from reports.metrics.finish import finish_run
+from reports.metrics.finish_run import finish_run
 from reports.metrics.judged_objectives import judge_objective
 from reports.metrics.measured import Measured
 from reports.metrics.named_metrics import METRICS

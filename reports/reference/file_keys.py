@@ -1,6 +1,6 @@
 """The meaning of every column and key in the files of a run. A part in capitals is a placeholder for a name."""
 
-from reports.metrics.finish import DERIVED_FLOATS
+from reports.metrics.finish_run import DERIVED_FLOATS
 from reports.metrics.requests.per_request import PER_REQUEST
 
 REQUEST_COLUMNS = {

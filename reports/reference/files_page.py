@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
-from reports.metrics.finish import table_schema
+from reports.metrics.finish_run import table_schema
 from reports.pages.sections.request_tables import STATUS_TEXT
 from reports.reference.file_keys import (
     MANIFEST_KEYS,

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from reports.export import export_run
-from reports.metrics.finish import finish_run
+from reports.metrics.finish_run import finish_run
 from reports.run_schema import RequestRecord, Status
 from reports.run_store import JsonlWriter, RunManifest, write_manifest
 

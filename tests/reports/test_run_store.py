@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.export import FORMATS, export_run
-from reports.metrics.finish import finish_run
+from reports.metrics.finish_run import finish_run
 from reports.renderers.write import write_figures
 from reports.run_schema import RequestRecord, Status, decode_gaps, encode_gaps
 from reports.run_store import (

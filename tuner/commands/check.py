@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from loadgen.program import Command
 from tuner.commands.study_flags import add_study_flags, print_plan, space_errors_of
-from tuner.study.prepare import prepare
+from tuner.study.prepare_study import prepare
 
 
 def add_check_flags(parser: argparse.ArgumentParser) -> None:

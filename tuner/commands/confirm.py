@@ -8,7 +8,7 @@ from loadgen.program import Command
 from loadgen.progress import add_verbosity_flags, progress_of
 from tuner.commands.run import conclude
 from tuner.commands.study_flags import add_stored_flags, opened, print_plan
-from tuner.study.prepare import stored
+from tuner.study.prepare_study import stored
 
 
 def add_confirm_flags(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from loadgen.errors import UsageError
 from loadgen.program import Command
 from loadgen.progress import SilentProgress
 from tuner.commands.study_flags import add_stored_flags, opened
-from tuner.study.prepare import stored
+from tuner.study.prepare_study import stored
 
 PROGRAM = "optuna-dashboard"
 

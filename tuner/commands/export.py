@@ -14,7 +14,7 @@ from loadgen.terminal.flags import OneOf
 from tuner.commands.study_flags import add_stored_flags
 from tuner.servers.nginx_balancer import LINES, nginx_balancer
 from tuner.servers.select import server_of
-from tuner.study.prepare import PreparedStudy, stored
+from tuner.study.prepare_study import PreparedStudy, stored
 
 if TYPE_CHECKING:
     from tuner.servers.autoscaling import Scaling

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from loadgen.program import Command
 from loadgen.progress import add_verbosity_flags, progress_of
 from tuner.commands.study_flags import add_study_flags, opened, print_plan
-from tuner.study.prepare import prepare
+from tuner.study.prepare_study import prepare
 
 
 def add_noise_flags(parser: argparse.ArgumentParser) -> None:

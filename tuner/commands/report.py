@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from loadgen.program import Command
 from loadgen.progress import SilentProgress
 from tuner.commands.study_flags import add_stored_flags, opened
-from tuner.study.prepare import stored
+from tuner.study.prepare_study import stored
 
 
 def report(args: argparse.Namespace, _words: Sequence[str]) -> int:

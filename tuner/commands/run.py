@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from loadgen.program import Command
 from loadgen.progress import add_verbosity_flags, progress_of
 from tuner.commands.study_flags import add_study_flags, opened, print_plan, space_errors_of
-from tuner.study.prepare import prepare
+from tuner.study.prepare_study import prepare
 
 if TYPE_CHECKING:
     from tuner.study.search import StudySearch
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
 
 def conclude(search: "StudySearch", results: Sequence["TrialResult"], *, is_json: bool) -> int:
     """Finish a study and print its verdict. Exit code 1 if no configuration meets every limit."""
-    from tuner.study.finish import finish
+    from tuner.study.finish_study import finish
 
     finished = finish(search, results)
     print(json.dumps(finished.verdict, indent=2) if is_json else finished.table)

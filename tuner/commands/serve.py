@@ -10,7 +10,7 @@ from pathlib import Path
 from loadgen.errors import UsageError
 from loadgen.program import Command
 from tuner.study.best_file import BEST_FILE, is_confirmed
-from tuner.study.prepare import STUDIES, checked_name, stored
+from tuner.study.prepare_study import STUDIES, checked_name, stored
 
 DEFAULT_PORT = "8080"
 

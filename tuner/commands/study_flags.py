@@ -14,7 +14,7 @@ from loadgen.terminal.flags import OneOf, Rare
 from tuner.config import TRIALS, SamplerName, SimulatorUse
 from tuner.errors import SpaceError
 from tuner.servers.find_profile import known_profiles
-from tuner.study.prepare import NOT_LOAD, PreparedStudy
+from tuner.study.prepare_study import NOT_LOAD, PreparedStudy
 
 if TYPE_CHECKING:
     from tuner.study.search import StudySearch

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from loadgen.program import Command
 from loadgen.progress import add_verbosity_flags, progress_of
 from tuner.commands.study_flags import add_stored_flags, opened, print_plan
-from tuner.study.prepare import stored, stored_in
+from tuner.study.prepare_study import stored, stored_in
 
 
 def add_worker_flags(parser: argparse.ArgumentParser) -> None:

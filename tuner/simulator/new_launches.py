@@ -16,7 +16,7 @@ from tuner.simulator.validate import NAMES, PredictedLaunch
 from tuner.space.configuration import key_of
 from tuner.space.search_space import SearchSpace
 from tuner.study.identity import params_of
-from tuner.study.prepare import PreparedStudy
+from tuner.study.prepare_study import PreparedStudy
 from tuner.trial.evaluate import TrialSetup, evaluate
 from tuner.trial.measure import Evaluate, Measurer, describe
 from tuner.trial.objective import Objective

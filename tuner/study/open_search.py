@@ -14,7 +14,7 @@ from tuner.proposers.proposal import Proposer
 from tuner.servers.select import server_of
 from tuner.space.search_space import SearchSpace
 from tuner.study.identity import identity_of, params_of
-from tuner.study.prepare import PreparedStudy, without_effect
+from tuner.study.prepare_study import PreparedStudy, without_effect
 from tuner.study.search import StudySearch
 from tuner.study.study_folder import STUDY_FILE, StudyFolder
 from tuner.trial.early_stop import limits_out_of_reach

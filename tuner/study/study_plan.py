@@ -16,7 +16,7 @@ from tuner.servers.tuned_server import TunedServer, why_rejected
 from tuner.space.expression import ExpressionError
 from tuner.space.search_space import SearchSpace
 from tuner.study.identity import params_of
-from tuner.study.prepare import PreparedStudy, without_effect
+from tuner.study.prepare_study import PreparedStudy, without_effect
 from tuner.study.search import median_seconds
 from tuner.study.study_folder import TRIALS, StudyFolder
 from tuner.trial.objective import Objective

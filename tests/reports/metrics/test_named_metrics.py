@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from reports.metrics.finish import write_table
+from reports.metrics.finish_run import write_table
 from reports.metrics.measured import Measured
 from reports.metrics.named_metrics import METRICS
 from reports.metrics.requests.per_request import PER_REQUEST

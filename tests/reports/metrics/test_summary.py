@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from reports.metrics.finish import finish_run
+from reports.metrics.finish_run import finish_run
 from reports.metrics.summary import analyse_run, metric_value, summarize
 from reports.run_schema import Status
 from tests.support.samples.sample_run import SampleLoad, sample_run, write_sample_run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from reports.metrics.finish import finish_run
+from reports.metrics.finish_run import finish_run
 from tests.support.samples.sample_run import SampleLoad, write_sample_run
 
 PAGE = Path(__file__).parents[3] / "docs" / "notebook.md"

@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from reference_server.grammars.worker import compile_job
+from reference_server.grammars.grammar_worker import compile_job
 from reference_server.router.grammar_compiler import GrammarCompiler
 from reference_server.workers import WorkerPool
 

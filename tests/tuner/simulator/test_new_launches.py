@@ -10,7 +10,7 @@ from tuner.config import TuneConfig
 from tuner.simulator.fitting.cost_file import fit_costs
 from tuner.simulator.new_launches import launch_new
 from tuner.simulator.validate import NAMES, summary
-from tuner.study.prepare import PreparedStudy
+from tuner.study.prepare_study import PreparedStudy
 from tuner.trial.evaluate import TrialSetup
 from tuner.trial.outcome import MeasuredAttempt, TrialResult
 

@@ -1,7 +1,7 @@
 """Named loads in a study."""
 
 from tuner.config import TuneConfig
-from tuner.study.prepare import load_of
+from tuner.study.prepare_study import load_of
 
 
 def test_servers_6_the_profile_of_a_studys_load_overrides_the_studys_default_load() -> None:

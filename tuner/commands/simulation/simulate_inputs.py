@@ -15,7 +15,7 @@ from tuner.simulator.engine import SimulatedLoad
 from tuner.simulator.fitting.cost_file import COST_FILE, Costs, read_costs
 from tuner.simulator.load import load_of
 from tuner.simulator.server import SimulatedServer
-from tuner.study.prepare import DEFAULT_LOAD, STUDIES
+from tuner.study.prepare_study import DEFAULT_LOAD, STUDIES
 from tuner.study.study_folder import LOAD_FILE
 
 METRICS = (

@@ -99,7 +99,7 @@ def bounded_by(simulated: Simulated) -> str:
 
 def write_run(directory: Path, simulated: Simulated, config: BenchConfig, facts: dict[str, Any]) -> Path:
     """Write a run directory like that of a measured run. `facts`: labels of its manifest. Its clock starts at 1970."""
-    from reports.metrics.finish import finish_run
+    from reports.metrics.finish_run import finish_run
 
     directory.mkdir(parents=True, exist_ok=True)
     run_id = directory.name

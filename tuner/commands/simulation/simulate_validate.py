@@ -17,7 +17,7 @@ from tuner.commands.simulation.simulate_inputs import TOO_POOR, newest_cost, ren
 from tuner.commands.simulation.simulate_outside import add_outside_flags, validate_url
 from tuner.config import TuneConfig
 from tuner.simulator.fitting.cost_file import COST_FILE, read_costs
-from tuner.study.prepare import PreparedStudy, load_of, stored, with_implied
+from tuner.study.prepare_study import PreparedStudy, load_of, stored, with_implied
 
 if TYPE_CHECKING:
     from tuner.simulator.validate import PredictedLaunch

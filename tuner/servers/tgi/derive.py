@@ -17,8 +17,8 @@ from reference_server.launcher.devices import Devices, probe_devices
 from reference_server.launcher.model_facts import ModelFacts, read_model_config
 from tuner.config import ParamSection
 from tuner.errors import SpaceError
-from tuner.servers.tgi.launch_command import is_bundled_only
 from tuner.servers.tgi.settings import server_config
+from tuner.servers.tgi.tgi_command import is_bundled_only
 from tuner.space.parameter import Parameter
 from tuner.space.search_space import SearchSpace
 

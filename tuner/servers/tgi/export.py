@@ -12,7 +12,7 @@ from tuner.servers.docker_script import docker_script
 from tuner.servers.exported_container import ExportedContainer, ModelMemory
 from tuner.servers.exported_text import CONTAINER_PORT, check_values, comment_lines, image_note, render_toml
 from tuner.servers.k8s_manifest import k8s_manifest
-from tuner.servers.tgi.launch_command import BUNDLED_ONLY, is_bundled_only, tgi_words
+from tuner.servers.tgi.tgi_command import BUNDLED_ONLY, is_bundled_only, tgi_words
 from tuner.space.configuration import without_unset
 
 FORMS = ("toml", "env", "cli", "docker", "compose", "k8s", "launcher")

@@ -31,9 +31,9 @@ from tuner.servers.tgi.derive import (
 )
 from tuner.servers.tgi.export import FORMS, container_of, render
 from tuner.servers.tgi.initial_design import DESIGN_SETTING, initial_design
-from tuner.servers.tgi.launch_command import launch_command_of
 from tuner.servers.tgi.model_memory import memory_of
 from tuner.servers.tgi.settings import DEFAULTS, OPEN_SETTINGS, RISKY_SETTINGS, known_settings, resolved, server_config
+from tuner.servers.tgi.tgi_command import launch_command_of
 from tuner.servers.tgi.warm_shards import ROUTER_ONLY, WarmShards
 from tuner.servers.tuned_server import FailureRule, WarmParts
 from tuner.space.configuration import without_unset

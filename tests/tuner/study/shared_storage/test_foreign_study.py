@@ -11,7 +11,7 @@ from tuner.cli import main
 from tuner.config import TuneConfig
 from tuner.errors import StudyError
 from tuner.study.optuna_study import OptunaStudy
-from tuner.study.prepare import stored, stored_in
+from tuner.study.prepare_study import stored, stored_in
 from tuner.study.shared_storage.foreign_config import local_parts
 from tuner.study.shared_storage.foreign_result import why_outside
 from tuner.study.worker import SearchWorker

@@ -6,8 +6,8 @@ import pytest
 from loadgen.errors import UsageError
 from tuner.config import ServerSection
 from tuner.servers.launch_command import remove_container
-from tuner.servers.tgi.launch_command import docker_command, launch_command_of, tgi_words
 from tuner.servers.tgi.settings import server_config
+from tuner.servers.tgi.tgi_command import docker_command, launch_command_of, tgi_words
 
 CONFIG = server_config({"model_id": "m", "max_batch_prefill_tokens": 512, "prefill_chunking": False})
 

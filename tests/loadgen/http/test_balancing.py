@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from loadgen.http.replicas import Replicas
+from loadgen.http.balancing import Replicas
 from loadgen.http.response_reader import ClientCall
 
 
