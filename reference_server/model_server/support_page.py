@@ -113,20 +113,18 @@ def render_page() -> Iterator[str]:
 
 def sharding_of(family: ModelFamily) -> str:
     """The table cell on sharding of a family."""
+    if family.has_images:
+        return "served, each with the whole vision tower"
     return "served" if family.model_type in PLANS else f"refused: {NOT_SHARDED[family.tier]}"
 
 
 def quantization_of(family: ModelFamily) -> str:
     """The table cell on `--quantize` and quantized checkpoints of a family."""
-    if family.has_images:
-        return "refused: with images"
     return "refused: recurrent" if family.tier == "recurrent" else "served"
 
 
 def adapters_of(family: ModelFamily) -> str:
     """The table cell on `--lora-adapters` of a family; one adapter merged at start is served by all."""
-    if family.has_images:
-        return "refused: with images"
     return "served" if family.tier == "ragged" else REFUSED_ADAPTERS
 
 

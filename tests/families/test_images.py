@@ -216,10 +216,3 @@ async def test_an_image_that_does_not_decode_is_refused(loaded: Loaded) -> None:
 
     with pytest.raises(ShardError, match="request 0 has an invalid image: its format is none of PNG, JPEG"):
         await driver.run(request)
-
-
-def test_a_model_with_images_is_not_served_quantized(tmp_path: Path) -> None:
-    saved = save_vision_model(tmp_path, "llava-next")
-
-    with pytest.raises(Exception, match="LLaVA-NeXT takes images and is not served quantized"):
-        LocalShard.load(tiny_options(saved.directory, quantize="eetq"))

@@ -93,10 +93,6 @@ def prepare_model(loaded: LoadedModel, options: EngineOptions, tokenizer: Tokeni
             f"`--lora-adapters` cannot be served with {type(loaded.model).__name__}: the {tier} tier adds no adapters; "
             "set --model-id to one adapter, which is merged into its base model"
         )
-    if options.has_adapters and loaded.family.has_images:
-        raise UnsupportedError(
-            f"`--lora-adapters` cannot be served with {type(loaded.model).__name__}, which takes images: leave it out"
-        )
     prepared = _prepare(loaded, options, tokenizer, state)
     if loaded.quantization is None:
         return prepared
@@ -175,7 +171,7 @@ def _adapters(
         decoder.adapt(sites)
     config = None if loaded.directory is None else loaded.directory / "config.json"
     limits = AdapterLimits(options.max_adapters, options.adapter_bytes)
-    return AdapterSlots(sites, loaded.model, config, limits)
+    return AdapterSlots(sites, loaded.model, config, limits, loaded.own_name)
 
 
 def _with_walk(decoder: fuse.FusedDecoder, options: EngineOptions) -> str:

@@ -5,7 +5,7 @@ weights of another rank.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from reference_server.model_server.models.cache_type import CacheType
 from reference_server.model_server.models.families import ModelFamily, find_family
 from reference_server.model_server.models.generation_defaults import ignored
 from reference_server.model_server.models.hooks import ATTENTION_NAME, register
+from reference_server.model_server.models.language_part import LanguagePart
 from reference_server.model_server.models.materialize import Materializer
 from reference_server.model_server.models.quantizer import (
     Quantizer,
@@ -56,7 +57,8 @@ class LoadedModel:
 
     vision: of a model with images, whose language model is `model`, and whose text config is `config`.
     cache: the type and the scales of the K/V cache.
-    directory: of its config. linears: those that adapters may change, by name.
+    directory: of its config. linears: those that adapters may change, by name. own_name: the name in `model` of one
+    that an adapter has.
     """
 
     model: Any
@@ -70,6 +72,7 @@ class LoadedModel:
     cache: CacheType = field(default_factory=CacheType)
     directory: Path | None = None
     linears: Mapping[str, AdaptableLinear] = field(default_factory=dict)
+    own_name: Callable[[str], str] = str
 
     @property
     def weight_bytes(self) -> int:
@@ -110,17 +113,17 @@ def load(
         names = (family.own_class, options.model_id, files.directory)
         logger.warning("running %s, code in the repository of %s, from %s", *names)
     tier = options.tier or family.tier
-    if group.world_size > 1:
-        parallel.check(family, tier)
     device = device or choose_device(group.rank)
     config = _config(files, family)
+    if group.world_size > 1:
+        parallel.check(family, config, tier)
     if getattr(config, "is_causal", None) is False and not config.is_encoder_decoder:
         raise UnsupportedError(f"{options.model_id} has `is_causal: false`: its tokens attend to later ones")
     for name, value in ignored(_generation_config(files.directory), raw).items():
         logger.warning("`%s: %s` of the model's files is not applied: requests set their own parameters", name, value)
     quantization = _quantization(options, files, raw, tier, device)
-    if family.has_images:
-        _check_images(family, tier, quantization)
+    if family.has_images and tier != "ragged":
+        raise UnsupportedError(f"{family.name} takes images, which the {tier.replace('_', '-')} tier does not")
     dtype = resolve_dtype(options, device, config, quantization)
     if options.rope is not None:
         rotary.override(config.get_text_config(), options.rope)
@@ -136,9 +139,14 @@ def load(
     else:
         model.set_attn_implementation("eager")
     shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
-    linears = shapes_of(model)
-    cuts = parallel.shard(model, family, group) if group.world_size > 1 else {}
-    quantizer = None if quantization is None else Quantizer(model, quantization, cuts, dtype, device)
+    part = LanguagePart.of(model, dtype, family.has_images)
+    linears = shapes_of(part.model)
+    own_cuts = parallel.shard(part.model, group) if group.world_size > 1 else {}
+    part.share_head(of_part=True)
+    cuts = part.by_whole_name(own_cuts)
+    quantizer = None
+    if quantization is not None:
+        quantizer = Quantizer(model, quantization, _quantizable(part, quantization), cuts, dtype, device)
     materializer = Materializer(model, shapes, cuts, dtype, device, quantizer)
     checkpoint = None
     if _is_dummy(options, files):
@@ -152,32 +160,21 @@ def load(
     if tier == "ragged" and family.shim is not None:
         family.shim(model)
     if group.world_size > 1:
-        parallel.finish(model, group)
+        parallel.finish(part.model, group)
     if quantization is not None:
         round_head(model, dtype, device)
+    part.share_head(of_part=False)
     cache = CacheType.of(options, raw, device, model, checkpoint)
-    eos_ids = _eos_ids(files.directory, config)
-    if family.has_images:
-        tower = VisionTower(model, files.directory, dtype, device)
-        model, config = vision.language_model(model, dtype), vision.text_config(config)
-        return LoadedModel(model, config, family, dtype, device, eos_ids, vision=tower, cache=cache)
+    tower = VisionTower(model, files.directory, dtype, device) if family.has_images else None
     return LoadedModel(
-        *(model, config, family, dtype, device, eos_ids, quantization),
+        *(part.model, vision.text_config(config) if family.has_images else config, family, dtype, device),
+        *(_eos_ids(files.directory, config), quantization),
+        vision=tower,
         cache=cache,
         directory=files.directory,
-        linears=linears_of(linears, cuts),
+        linears=linears_of(linears, own_cuts),
+        own_name=part.own_name,
     )
-
-
-def _check_images(family: ModelFamily, tier: Tier, quantization: Quantization | None) -> None:
-    """Raise UnsupportedError for options with which models with images are not served."""
-    if tier != "ragged":
-        raise UnsupportedError(f"{family.name} takes images, which the {tier.replace('_', '-')} tier does not")
-    if quantization is not None:
-        raise UnsupportedError(
-            f"{family.name} takes images and is not served quantized ({quantization.scheme.name}): leave out "
-            "`--quantize`, or use a checkpoint that is not quantized"
-        )
 
 
 def expected_weight_bytes(options: EngineOptions, files: ModelPaths) -> int:
@@ -193,9 +190,14 @@ def expected_weight_bytes(options: EngineOptions, files: ModelPaths) -> int:
     tied = transformers_compat.tied_names(model)
     sizes = {name: parameter.nbytes for name, parameter in model.named_parameters() if name not in tied}
     if quantization is not None:
-        for name in quantizable(model, quantization):
+        for name in _quantizable(LanguagePart.of(model, dtype, family.has_images), quantization):
             sizes[name] = int(sizes[name] * quantization.bits / (8 * dtype.itemsize))
     return sum(sizes.values())
+
+
+def _quantizable(part: LanguagePart, quantization: Quantization) -> list[str]:
+    """Names of the weights that a method quantizes in a plain checkpoint."""
+    return [part.whole_name(name) for name in quantizable(part.model, quantization)]
 
 
 def _quantization(

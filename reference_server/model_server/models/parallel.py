@@ -122,13 +122,15 @@ PLANS: Mapping[str, Plan] = {
     "phi3": _PHI3,
     "phimoe": _PHIMOE,
     "qwen2": {},
+    "qwen2_5_vl_text": {},
+    "qwen2_vl_text": {},
     "qwen2_moe": _QWEN2_MOE,
     "qwen3": {},
     "qwen3_moe": _EXPERTS,
     "stablelm": _STABLELM,
     "starcoder2": {},
 }
-"""The families that are sharded, by `model_type`, with entries that add to Transformers' own plan or replace them."""
+"""The sharded language models, by `model_type`, with entries that add to Transformers' own plan or replace them."""
 
 
 NOT_SHARDED: Mapping[Tier, str] = {
@@ -264,20 +266,23 @@ class _Heads:
         return (start, start + self.own * head_size), (first + queries * head_size, first + width)
 
 
-def check(family: ModelFamily, tier: Tier) -> None:
-    """Raise UnsupportedError for a family that cannot be sharded in this tier."""
-    if family.model_type not in PLANS:
+def check(family: ModelFamily, config: Any, tier: Tier) -> None:
+    """Raise UnsupportedError for a model that cannot be sharded in this tier."""
+    language = config.get_text_config().model_type
+    if family.has_images and language not in PLANS:
+        raise UnsupportedError(f"sharded {family.name} with {language} is not supported: {NOT_SHARDED['ragged']}")
+    if not family.has_images and family.model_type not in PLANS:
         raise UnsupportedError(f"sharded {family.name} is not supported: {NOT_SHARDED[family.tier]}")
     if tier != "ragged":
         raise UnsupportedError(f"sharded {family.name} is not supported in the {tier} tier")
 
 
-def shard(model: Any, family: ModelFamily, group: RankGroup) -> dict[str, Cut]:
-    """Cut a model without weights in place; returns this rank's part of each sharded weight, by name.
+def shard(model: Any, group: RankGroup) -> dict[str, Cut]:
+    """Cut a language model without weights in place; returns this rank's part of each sharded weight, by name.
 
     Raises UnsupportedError for a size that cannot be divided.
     """
-    return _Sharder(model, PLANS[family.model_type], group).run()
+    return _Sharder(model, PLANS[model.config.model_type], group).run()
 
 
 def finish(model: Any, group: RankGroup) -> None:

@@ -1,7 +1,7 @@
 """Quantize a model's linears while they are loaded, or load them from a quantized checkpoint."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,12 +26,16 @@ MIN_SIZE = 16
 
 
 class Quantizer:
-    """Replaces the linears of one model by quantized ones. `cuts`: this rank's parts of the sharded weights."""
+    """Replaces the linears of one model by quantized ones.
+
+    plain: names of the weights to quantize if the checkpoint is plain. cuts: this rank's parts of the sharded weights.
+    """
 
     def __init__(
         self,
         model: Any,
         quantization: Quantization,
+        plain: Iterable[str],
         cuts: Mapping[str, Cut],
         dtype: torch.dtype,
         device: torch.device,
@@ -45,7 +49,7 @@ class Quantizer:
         self._linears: dict[str, QuantizedLinear] = {}
         self._transposed: set[str] = set()
         if quantization.form is None:
-            for name in quantizable(model, quantization):
+            for name in plain:
                 self._replace(name, self._own_shape(name))
 
     def quantize(self, name: str, weight: Tensor) -> bool:

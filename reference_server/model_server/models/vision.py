@@ -116,6 +116,9 @@ def language_model(model: Any, dtype: torch.dtype) -> Any:
 class _WithHead(nn.Module):
     """A language model and its head, called like a causal model of Transformers."""
 
+    base_model_prefix = "model"
+    _tp_plan: Mapping[str, str] | None = None
+
     def __init__(self, inner: Any, head: nn.Module) -> None:
         super().__init__()
         self.model = inner
@@ -128,6 +131,9 @@ class _WithHead(nn.Module):
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
+
+    def set_output_embeddings(self, head: nn.Module) -> None:
+        self.lm_head = head
 
     def forward(self, logits_to_keep: int | Tensor = 0, **inputs: Any) -> SimpleNamespace:
         hidden = self.model(**inputs).last_hidden_state

@@ -5,8 +5,8 @@ source: peft, tuners/lora. Anything beyond `W + s * B @ A` is refused by name.
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,10 @@ class Adapter:
         _refuse_unsupported(path, config)
         rank, scaling = _rank_and_scaling(path, config)
         return cls(base, revision or None, rank, scaling, _read_factors(find_file(directory), rank))
+
+    def renamed(self, new_name: Callable[[str], str]) -> "Adapter":
+        """The same adapter of a model whose modules have other names."""
+        return replace(self, factors={new_name(name): factors for name, factors in self.factors.items()})
 
 
 def find_file(directory: Path) -> Path:

@@ -65,10 +65,7 @@ def test_every_method_has_a_scheme_and_every_scheme_a_flag() -> None:
     assert {scheme.name for scheme in SCHEMES} == set(get_args(Quantize))
 
 
-# tests/families/test_images.py tries a family with images.
-@pytest.mark.parametrize(
-    "family", [each for each in FAMILIES if quantization_of(each) != "served" and not each.has_images]
-)
+@pytest.mark.parametrize("family", [each for each in FAMILIES if quantization_of(each) != "served"])
 def test_a_family_that_is_not_quantized_is_refused(tmp_path: Path, family: ModelFamily) -> None:
     with pytest.raises(UnsupportedError, match="`--quantize eetq` is not supported for recurrent models"):
         choose("eetq", {}, tmp_path, tier=family.tier, device=torch.device("cpu"), dummy=False)

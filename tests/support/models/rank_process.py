@@ -11,12 +11,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from reference_server.adapter_source import AdapterSource
-from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
+from reference_server.messages import (
+    Batch,
+    ChooserParameters,
+    Image,
+    InputChunk,
+    Request,
+    StoppingParameters,
+    WarmupRequest,
+)
 from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.distributed import Rendezvous, open_group
 from reference_server.model_server.options import EngineOptions
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_models import random_prompt, text_of
+from tests.support.models.tiny_vision import SavedVisionModel, picture
 
 FLOAT8_NAMES: dict[str, Literal["fp8_e4m3fn", "fp8_e5m2"]] = {"fp8_e4m3fn": "fp8_e4m3fn", "fp8_e5m2": "fp8_e5m2"}
 PROMPTS = [random_prompt(length) for length in (4, 20, 2, 11)]
@@ -39,14 +48,20 @@ async def run_load(directory: Path, rank: int, world_size: int) -> dict[str, Any
         kv_cache_dtype=FLOAT8_NAMES.get(cache),
     )
     adapter_ids = dict(enumerate(each.name for each in adapters))
+    prompts = [(prompt, (text_of(prompt),)) for prompt in PROMPTS]
+    if (directory / "preprocessor_config.json").exists():
+        prompts = image_prompts(directory)
     shard = LocalShard.load(options, rank, world_size)
     request = Request(0, (text_of([1] * 16),), 16, ChooserParameters(), StoppingParameters(1))
     reply = await shard.warmup(WarmupRequest(Batch(0, (request,)), 16))
     driver = ShardDriver(shard)
     seeded = ChooserParameters(temperature=0.8, seed=7)
     first = await driver.prefill(
-        *(driver.request(id_, prompt, adapter_id=adapter_ids.get(id_)) for id_, prompt in enumerate(PROMPTS)),
-        driver.request(4, PROMPTS[1], parameters=seeded),
+        *(
+            driver.request(id_, ids, chunks=chunks, adapter_id=adapter_ids.get(id_))
+            for id_, (ids, chunks) in enumerate(prompts)
+        ),
+        driver.request(4, prompts[1][0], parameters=seeded, chunks=prompts[1][1]),
     )
     # All ranks receive the same calls; each returns the tokens of its own requests only.
     while first.batch is not None:
@@ -58,6 +73,17 @@ async def run_load(directory: Path, rank: int, world_size: int) -> dict[str, Any
         "bytes": reply.weight_bytes,
         "kernels": reply.backends["kernels"],
     }
+
+
+def image_prompts(directory: Path) -> list[tuple[list[int], tuple[InputChunk, ...]]]:
+    """Ids and chunks of four prompts, three of them with images."""
+    saved = SavedVisionModel(directory, model=None)
+    wide, small = picture(20, 45), picture(9, 9, seed=2)
+    found: list[tuple[list[int], tuple[InputChunk, ...]]] = []
+    for parts in (("w3 w4", wide, "w9"), (small, "w5"), ("w7 w8 w9",), ("w2", small, "w4", wide)):
+        chunks = tuple(part if isinstance(part, str) else Image(part, "image/png") for part in parts)
+        found.append((saved.prompt_ids(parts), chunks))
+    return found
 
 
 async def run_rank(rank: int, world_size: int, rendezvous: Path, directories: Iterable[Path]) -> list[dict[str, Any]]:

@@ -203,10 +203,10 @@ VISION_MODELS = {
 
 @dataclass(frozen=True)
 class SavedVisionModel:
-    """A model and the directory of its checkpoint."""
+    """A model and the directory of its checkpoint. model: None if nothing is to be generated."""
 
     directory: Path
-    model: PreTrainedModel
+    model: Any
 
     @property
     def placeholder(self) -> Placeholder:

@@ -1,7 +1,7 @@
 """The adapters of one model in memory: each has a slot, which a step's tokens name."""
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,12 +36,21 @@ class LoadedAdapter:
 class AdapterSlots:
     """The loaded adapters by id. A slot is used again once its adapter is unloaded and no sequence uses it."""
 
-    def __init__(self, sites: Sites, model: object, base_config: Path | None, limits: AdapterLimits) -> None:
+    def __init__(
+        self,
+        sites: Sites,
+        model: object,
+        base_config: Path | None,
+        limits: AdapterLimits,
+        own_name: Callable[[str], str] = str,
+    ) -> None:
+        """own_name: the name in the model of a module that an adapter changes."""
         self._sites: Sequence[Site] = sites.all
         self._linears = sites.linears
         self._class_name = type(model).__name__
         self._base_config = base_config
         self._limits = limits
+        self._own_name = own_name
         self._loaded: dict[str, LoadedAdapter] = {}
         self._retired: dict[int, LoadedAdapter] = {}
 
@@ -69,7 +78,7 @@ class AdapterSlots:
                 f"{len(self._loaded)} adapters are loaded, the limit of `--max-adapters`: unload one of them"
             )
         self._check_bytes(adapter_id, find_file(directory).stat().st_size)
-        adapter = Adapter.open(directory)
+        adapter = Adapter.open(directory).renamed(self._own_name)
         self._check_base(adapter, directory)
         self._check_shapes(adapter, directory)
         factors = [site.factors_of(adapter) for site in self._sites]
