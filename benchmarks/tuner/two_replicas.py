@@ -24,7 +24,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.library import measure
 from loadgen.target.machine import describe_machine
 from tests.support.servers.launched_server import Server, serve
-from tests.support.servers.nginx import nginx
+from tests.support.servers.programs.nginx import nginx
 from tuner.servers.nginx_balancer import nginx_balancer
 from tuner.simulator.capacity_planning.fleet import POLICIES
 from tuner.simulator.engine import Simulation

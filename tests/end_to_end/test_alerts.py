@@ -23,7 +23,7 @@ import yaml
 from benchmarks.operations.prometheus import Prometheus
 from tests.support.servers.launched_server import Server, serve
 from tests.support.servers.model_servers import ModelServers, model_servers
-from tests.support.servers.prometheus import PROGRAM, prometheus
+from tests.support.servers.programs.prometheus import PROGRAM, prometheus
 
 RULES = Path(__file__).parents[2] / "docs" / "grafana" / "alerts.yml"
 #: A range of minutes in the rules has this many seconds for each minute; `for` is one second.

@@ -7,7 +7,7 @@ from loadgen.runner import measure
 from loadgen.target.target import Target
 from reports.metrics.summary import Analysis
 from tests.support.measured_requests import measured
-from tests.support.servers.real_peers import llama_server, vllm
+from tests.support.servers.programs.real_peers import llama_server, vllm
 
 pytestmark = pytest.mark.slow
 LOAD = BenchConfig(concurrency=2, requests=12, input_tokens="100", output_tokens="24")

@@ -16,7 +16,7 @@ from benchmarks.operations.board_values import board_lines
 from reference_server.model_files import locate_local
 from tests.support.models.adapters import save_adapter
 from tests.support.servers.launched_server import Server, serve
-from tests.support.servers.prometheus import PROGRAM, prometheus
+from tests.support.servers.programs.prometheus import PROGRAM, prometheus
 
 GRAFANA = Path(__file__).parents[2] / "docs" / "grafana"
 #: Prompts share a prefix of several K/V blocks.

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.servers.nginx import PROGRAM, nginx
+from tests.support.servers.programs.nginx import PROGRAM, nginx
 from tuner.servers.nginx_balancer import LINES, PREFIX_CHARACTERS, nginx_balancer
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="nginx is not on PATH (package nginx-light)")

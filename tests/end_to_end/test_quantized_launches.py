@@ -6,7 +6,7 @@ import pytest
 
 from reference_server.model_server.quantization.integers import instructions
 from reference_server.model_server.quantization.schemes import SCHEMES
-from tests.support.models.quantized_checkpoints import save_quantized
+from tests.support.models.checkpoints.quantized_checkpoints import save_quantized
 from tests.support.servers.launched_server import serve
 
 KERNELS = {

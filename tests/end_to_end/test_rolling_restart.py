@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from tests.support.servers.launched_server import Server, serve
-from tests.support.servers.nginx import PROGRAM, nginx
 from tests.support.servers.ports import free_port
+from tests.support.servers.programs.nginx import PROGRAM, nginx
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 FLAGS = ("--dtype", "float32", "--max-total-tokens", "1024", "--max-batch-prefill-tokens", "256")

@@ -10,7 +10,7 @@ from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.models.families import FAMILIES
 from tests.families.test_sharded import assert_equal_to_one_rank, run_ranks
 from tests.support.models.adapters import merged, save_adapter
-from tests.support.models.quantized_checkpoints import save_quantized
+from tests.support.models.checkpoints.quantized_checkpoints import save_quantized
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_configs import CONFIGS
 from tests.support.models.tiny_models import (

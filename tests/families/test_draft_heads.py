@@ -11,7 +11,7 @@ from reference_server.messages import Batch, ChooserParameters, Request, Stoppin
 from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from tests.families.test_families import CASES, CHUNK_BUDGET, UNFUSED
-from tests.support.models.saved_heads import save_fitted_medusa, save_medusa, save_mlp_speculator
+from tests.support.models.checkpoints.saved_heads import save_fitted_medusa, save_medusa, save_mlp_speculator
 from tests.support.models.shard_driver import Outcome, ShardDriver
 from tests.support.models.tiny_models import (
     VOCAB_SIZE,

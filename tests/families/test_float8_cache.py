@@ -15,9 +15,9 @@ from reference_server.errors import StartupError, UnsupportedError
 from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.drafting import Drafter
 from reference_server.model_server.memory.float8 import FLOAT8_TYPES
+from tests.support.models.checkpoints.quantized_checkpoints import save_quantized
 from tests.support.models.known_drafts import KnownDrafts
 from tests.support.models.lower_tiers import ENCODER_DECODER, PADDED, RECURRENT, run_together, save_model
-from tests.support.models.quantized_checkpoints import save_quantized
 from tests.support.models.rounding_cache import generate_rounded
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_configs import CONFIGS

@@ -17,7 +17,7 @@ from reference_server.model_server.models import loader
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.quantization.integers import can_compile, float_products, instructions
 from reference_server.model_server.quantization.linear import QuantizedLinear
-from tests.support.models.quantized_checkpoints import METHODS, save_quantized
+from tests.support.models.checkpoints.quantized_checkpoints import METHODS, save_quantized
 from tests.support.models.rank_process import run_load
 from tests.support.models.tiny_models import random_prompt, save_tiny_model, save_word_tokenizer
 

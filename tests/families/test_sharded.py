@@ -19,7 +19,7 @@ from reference_server.model_server.models import loader
 from reference_server.model_server.models.families import FAMILIES
 from reference_server.model_server.models.parallel import PLANS
 from reference_server.model_server.options import EngineOptions
-from tests.support.models.quantized_checkpoints import save_quantized
+from tests.support.models.checkpoints.quantized_checkpoints import save_quantized
 from tests.support.models.rank_process import run_load, run_rank
 from tests.support.models.tiny_configs import CONFIGS
 from tests.support.models.tiny_models import save_tiny_model

@@ -9,7 +9,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import MeasurementError, StartError, UsageError
 from loadgen.gate.sides import CommandServer, ImageServer, LiveSide, open_side, planned_words, read_side
 from loadgen.progress import SilentProgress
-from tests.support.servers import fake_docker
+from tests.support.servers.programs import fake_docker
 
 LOAD = BenchConfig(requests=1, ready_timeout="20s")
 

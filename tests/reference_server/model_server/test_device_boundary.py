@@ -10,7 +10,7 @@ import pytest
 @pytest.mark.slow
 def test_launching_waits_for_nothing_and_mixes_no_devices() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.models.stand_in_device"],
+        [sys.executable, "-m", "tests.support.models.devices.stand_in_device"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         timeout=170,

@@ -17,8 +17,8 @@ from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.stepper import RunAhead
 from tests.reference_server.model_server.test_speculation import GRAMMARS, PARAMETERS, assert_same, warm_up_in_chunks
+from tests.support.models.checkpoints.saved_heads import save_medusa, save_mlp_speculator
 from tests.support.models.random_calls import RandomCalls
-from tests.support.models.saved_heads import save_medusa, save_mlp_speculator
 from tests.support.models.shard_driver import Outcome, ShardDriver
 from tests.support.models.tiny_models import VOCAB_SIZE, save_tiny_model
 from tests.support.models.tiny_shards import tiny_options, warm_up

@@ -14,7 +14,7 @@ LIMITS = {"float32": 2e-6, "float16": 2e-3}
 
 def interpreted(*arguments: str) -> list[dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.models.triton_interpreter", *arguments],
+        [sys.executable, "-m", "tests.support.models.devices.triton_interpreter", *arguments],
         stdout=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         timeout=3600,

@@ -12,7 +12,7 @@ from torch import Tensor
 from reference_server.errors import ArgumentError, StartupError
 from reference_server.model_server.draft_heads.base_model import BaseModel
 from reference_server.model_server.draft_heads.heads import DraftHeads, load_heads, num_drafted
-from tests.support.models.saved_heads import save_medusa, save_mlp_speculator
+from tests.support.models.checkpoints.saved_heads import save_medusa, save_mlp_speculator
 
 VOCAB, HIDDEN, ROWS = 37, 16, 5
 SIZES = {"vocab_size": VOCAB, "hidden_size": HIDDEN}

@@ -15,10 +15,10 @@ from reference_server.model_server.forward import cuda_graph
 from reference_server.model_server.forward.cuda_graph import CapturedStep, GraphedForward, graph_sizes
 from reference_server.model_server.forward.ragged import RaggedForward
 from reference_server.model_server.stepper import RunAhead
-from tests.support.models.graph_recorder import Recorder
+from tests.support.models.devices.graph_recorder import Recorder
+from tests.support.models.devices.table_attention import TABLES
 from tests.support.models.random_calls import RandomCalls
 from tests.support.models.shard_driver import ShardDriver
-from tests.support.models.table_attention import TABLES
 from tests.support.models.tiny_models import random_prompt, save_tiny_model
 from tests.support.models.tiny_shards import tiny_options, warm_up
 

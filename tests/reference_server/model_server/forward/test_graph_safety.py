@@ -22,8 +22,8 @@ from reference_server.model_server.forward.ragged import RaggedForward
 from reference_server.model_server.memory.kv_cache import LayerCache
 from reference_server.model_server.models import rotary
 from reference_server.model_server.step_state import Step
-from tests.support.models.step_recorder import StepRecorder
-from tests.support.models.table_attention import TABLES, TableDecode
+from tests.support.models.devices.step_recorder import StepRecorder
+from tests.support.models.devices.table_attention import TABLES, TableDecode
 from tests.support.models.tiny_configs import CONFIGS
 from tests.support.models.tiny_models import save_tiny_model
 from tests.support.models.tiny_shards import tiny_options

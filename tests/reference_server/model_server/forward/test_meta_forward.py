@@ -17,7 +17,7 @@ from reference_server.model_server.models.families import find_family
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.step_state import StepState
 from reference_server.presets.catalog import PRESETS
-from tests.support.models.table_attention import TABLES
+from tests.support.models.devices.table_attention import TABLES
 
 META = torch.device("meta")
 BLOCKS, BLOCK_SIZE = 8, 16

@@ -20,8 +20,8 @@ from reference_server.model_server.gptq.quantize_checkpoint import CalibrationSe
 from reference_server.model_server.gptq.round_weight import GPTQSettings, round_weight
 from reference_server.model_server.models import loader
 from reference_server.model_server.options import EngineOptions
-from tests.support.models.gptq_reader import read_weight
-from tests.support.models.quantized_checkpoints import save_quantized
+from tests.support.models.checkpoints.gptq_reader import read_weight
+from tests.support.models.checkpoints.quantized_checkpoints import save_quantized
 from tests.support.models.tiny_configs import CONFIGS
 from tests.support.models.tiny_models import (
     make_tiny_model,

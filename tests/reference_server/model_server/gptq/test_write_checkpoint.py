@@ -19,7 +19,7 @@ from reference_server.model_server.gptq.write_checkpoint import (
     write_config,
 )
 from reference_server.model_server.weights.checkpoint import Checkpoint
-from tests.support.models.gptq_reader import read_weight
+from tests.support.models.checkpoints.gptq_reader import read_weight
 
 
 def names_in(directory: Path) -> list[str]:

@@ -22,8 +22,8 @@ from reference_server.model_server.measure.levels import measure_engine, measure
 from reference_server.model_server.measure.record import Measurement, MeasurePlan, Record, deadline
 from reference_server.model_server.measure.rig import Floors, Rig
 from reference_server.model_server.measure.table import goals_of, render
-from tests.support.models.graph_recorder import Recorder
-from tests.support.models.table_attention import TABLES
+from tests.support.models.devices.graph_recorder import Recorder
+from tests.support.models.devices.table_attention import TABLES
 
 # Packages of server and client that the command does not need: blocked.
 ABSENT = (

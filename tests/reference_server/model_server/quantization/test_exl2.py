@@ -6,7 +6,7 @@ import torch
 
 from reference_server.errors import UnsupportedError
 from reference_server.model_server.quantization.exl2 import MixedBits, runs_of, unpack_stream
-from tests.support.models.quantized_checkpoints import exl2
+from tests.support.models.checkpoints.quantized_checkpoints import exl2
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])

@@ -14,7 +14,7 @@ import pytest
 
 from loadgen.target.target import LaunchedTarget, Target
 from reference_server.model_files import locate_local
-from tests.support.models.gguf_file import write_gguf
+from tests.support.models.checkpoints.gguf_file import write_gguf
 
 VLLM_VARIABLES = {
     "OMP_NUM_THREADS": "1",

@@ -34,7 +34,7 @@ from reference_server.model_server.stepper import RunAhead, Stepper
 from reference_server.model_server.token_choice import ChoosingOptions
 from reference_server.presets import catalog
 from reference_server.tokenizer import load_tokenizer
-from tests.support.models.table_attention import TABLES
+from tests.support.models.devices.table_attention import TABLES
 
 VOCAB = 64
 ROWS = 6

@@ -12,11 +12,11 @@ NOTES = "FAKE_DOCKER_NOTES"
 def install(directory: Path) -> dict[str, str]:
     """Put it into a directory; returns the variables that make it found."""
     script = directory / "docker"
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.support.servers.fake_docker "$@"\n')
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.support.servers.programs.fake_docker "$@"\n')
     script.chmod(0o755)
     return {
         "PATH": f"{directory}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(Path(__file__).resolve().parents[3]),
+        "PYTHONPATH": str(Path(__file__).resolve().parents[4]),
         NOTES: str(directory / "notes.jsonl"),
     }
 
