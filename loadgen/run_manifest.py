@@ -13,7 +13,7 @@ from loadgen.config.distribution import Distribution
 from loadgen.config.objectives import objectives_of
 from loadgen.generator.load_process import WORKER_LOG, LoadProcess
 from loadgen.http.arrival_times import total_arrival_times
-from loadgen.preparation import PreparedRun
+from loadgen.preparation.prepare_run import PreparedRun
 from loadgen.redaction import redacted, redacted_argv
 from loadgen.run_directory import new_run_id
 from loadgen.selftest.client_capacity import stored_capacity

@@ -21,7 +21,8 @@ from loadgen.errors import WorkerError
 from loadgen.generator.load_process import LoadProcess, StartLoad, log_tail
 from loadgen.generator.messages import WorkerPlan
 from loadgen.interrupts import Interrupted, TwoStageInterrupt
-from loadgen.preparation import PreparedRun, prepare_run, probe_sampling
+from loadgen.preparation.length_control import probe_sampling
+from loadgen.preparation.prepare_run import PreparedRun, prepare_run
 from loadgen.progress import ProgressDisplay, SilentProgress
 from loadgen.run_directory import make_run_directory
 from loadgen.run_manifest import complete_manifest, new_manifest, write_schedule

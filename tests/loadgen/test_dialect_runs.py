@@ -4,7 +4,7 @@ import pytest
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import TargetError, UsageError
-from loadgen.preparation import choose_length_control
+from loadgen.preparation.length_control import choose_length_control
 from loadgen.runner import measure
 from loadgen.target.server_kind import is_messages_error
 from loadgen.target.target import Target

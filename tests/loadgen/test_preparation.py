@@ -7,14 +7,10 @@ from tokenizers.trainers import BpeTrainer
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
-from loadgen.preparation import (
-    TokenCounter,
-    check_lengths,
-    choose_length_control,
-    make_vocabulary,
-    open_counter,
-    vocabulary_of,
-)
+from loadgen.preparation.length_check import check_lengths
+from loadgen.preparation.length_control import choose_length_control
+from loadgen.preparation.prepare_run import make_vocabulary, vocabulary_of
+from loadgen.preparation.token_counter import TokenCounter, open_counter
 from loadgen.target.control import ControlClient
 from loadgen.target.launched.launch import LaunchedProcess
 from loadgen.target.server_kind import OWN, TGI

@@ -10,7 +10,9 @@ from loadgen.dialects.dialect import Sampling
 from loadgen.dialects.registry import DIALECTS
 from loadgen.errors import UsageError
 from loadgen.http.framing import NDJSON
-from loadgen.preparation import TokenCounter, length_estimate, make_vocabulary, open_counter
+from loadgen.preparation.length_check import length_estimate
+from loadgen.preparation.prepare_run import make_vocabulary
+from loadgen.preparation.token_counter import TokenCounter, open_counter
 from loadgen.runner import measure
 from loadgen.target.server_kind import KINDS, TokenizeRoute, detect
 from loadgen.target.target import Target
