@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from reference_server.model_server.device import SERVED, UNUSED
 from reference_server.model_server.models.families import FAMILIES, REFUSED, ModelFamily
 from reference_server.model_server.models.generation_defaults import NEUTRAL
-from reference_server.model_server.models.parallel import NOT_SHARDED, PLANS
+from reference_server.model_server.models.tensor_parallel.plans import NOT_SHARDED, PLANS
 from reference_server.model_server.quantization.schemes import SCHEMES, QuantizationScheme
 
 REFUSED_ADAPTERS = "refused: one adapter, merged"

@@ -17,7 +17,7 @@ from reference_server.errors import UnsupportedError
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.models import loader
 from reference_server.model_server.models.families import FAMILIES
-from reference_server.model_server.models.parallel import PLANS
+from reference_server.model_server.models.tensor_parallel.plans import PLANS
 from reference_server.model_server.options import EngineOptions
 from tests.support.models.checkpoints.quantized_checkpoints import save_quantized
 from tests.support.models.rank_process import run_load, run_rank

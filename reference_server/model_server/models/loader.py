@@ -26,7 +26,7 @@ from reference_server.json_files import read_json
 from reference_server.model_files import ModelPaths
 from reference_server.model_server.device import choose_device
 from reference_server.model_server.distributed import RankGroup
-from reference_server.model_server.models import parallel, rotary, transformers_compat, vision
+from reference_server.model_server.models import rotary, transformers_compat, vision
 from reference_server.model_server.models.adapters.linears import AdaptableLinear, linears_of, shapes_of
 from reference_server.model_server.models.cache_type import CacheType
 from reference_server.model_server.models.families import ModelFamily, find_family
@@ -41,6 +41,8 @@ from reference_server.model_server.models.quantizer import (
     quantized_bytes,
     round_head,
 )
+from reference_server.model_server.models.tensor_parallel.cut_model import cut_model, keep_own_heads
+from reference_server.model_server.models.tensor_parallel.plans import check_sharding
 from reference_server.model_server.models.vision import VisionTower
 from reference_server.model_server.options import EngineOptions, Tier
 from reference_server.model_server.quantization import schemes
@@ -116,7 +118,7 @@ def load(
     device = device or choose_device(group.rank)
     config = _config(files, family)
     if group.world_size > 1:
-        parallel.check(family, config, tier)
+        check_sharding(family, config, tier)
     if getattr(config, "is_causal", None) is False and not config.is_encoder_decoder:
         raise UnsupportedError(f"{options.model_id} has `is_causal: false`: its tokens attend to later ones")
     for name, value in ignored(_generation_config(files.directory), raw).items():
@@ -141,7 +143,7 @@ def load(
     shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
     part = LanguagePart.of(model, dtype, family.has_images)
     linears = shapes_of(part.model)
-    own_cuts = parallel.shard(part.model, group) if group.world_size > 1 else {}
+    own_cuts = cut_model(part.model, group) if group.world_size > 1 else {}
     part.share_head(of_part=True)
     cuts = part.by_whole_name(own_cuts)
     quantizer = None
@@ -160,7 +162,7 @@ def load(
     if tier == "ragged" and family.shim is not None:
         family.shim(model)
     if group.world_size > 1:
-        parallel.finish(part.model, group)
+        keep_own_heads(part.model, group)
     if quantization is not None:
         round_head(model, dtype, device)
     part.share_head(of_part=False)

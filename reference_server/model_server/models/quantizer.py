@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from reference_server.errors import StartupError
-from reference_server.model_server.models.parallel import RowParallelConv1D, RowParallelLinear
+from reference_server.model_server.models.tensor_parallel.rank_modules import RowParallelConv1D, RowParallelLinear
 from reference_server.model_server.quantization.int8 import round_to_int8
 from reference_server.model_server.quantization.integers import IntegerProduct
 from reference_server.model_server.quantization.linear import QuantizedLinear

@@ -12,7 +12,11 @@ from torch import Tensor, nn
 
 from reference_server.model_server.models.fused.packed_linear import PackedLinear, can_pack
 from reference_server.model_server.models.fused.walk import Linear
-from reference_server.model_server.models.parallel import GatheredLinear, RowParallelConv1D, RowParallelLinear
+from reference_server.model_server.models.tensor_parallel.rank_modules import (
+    GatheredLinear,
+    RowParallelConv1D,
+    RowParallelLinear,
+)
 from reference_server.model_server.quantization.linear import QuantizedLinear, rows_of
 from reference_server.model_server.quantization.linear import stacked as stacked_quantized
 

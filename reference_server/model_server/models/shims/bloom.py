@@ -13,7 +13,7 @@ class BloomPagedAttention(PagedAttentionModule):
     """`BloomAttention` with the same weights and signature; ignores the alibi tensor and the mask."""
 
     def __init__(self, inline: Any, total_heads: int) -> None:
-        """total_heads: of all ranks, for which there are slopes; `parallel.finish` keeps those of this rank."""
+        """total_heads: of all ranks, for which there are slopes; `keep_own_heads` keeps those of this rank."""
         super().__init__()
         self.query_key_value: nn.Module = inline.query_key_value
         self.dense: nn.Module = inline.dense

@@ -16,7 +16,7 @@ class MptPagedAttention(PagedAttentionModule):
     """`MptAttention` with the same weights and signature; ignores the position bias and the mask."""
 
     def __init__(self, inline: Any, total_heads: int) -> None:
-        """total_heads: of all ranks, for which there are slopes; `parallel.finish` keeps those of this rank."""
+        """total_heads: of all ranks, for which there are slopes; `keep_own_heads` keeps those of this rank."""
         super().__init__()
         self.Wqkv: nn.Module = inline.Wqkv
         self.out_proj: nn.Module = inline.out_proj

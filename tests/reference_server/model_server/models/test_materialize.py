@@ -12,7 +12,8 @@ from torch import Tensor
 from reference_server.errors import StartupError
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.memory.cache_blocks import PeakTensorBytes
-from reference_server.model_server.models import loader, parallel
+from reference_server.model_server.models import loader
+from reference_server.model_server.models.tensor_parallel.plans import PLANS
 from reference_server.model_server.options import EngineOptions
 from tests.support.models.tiny_configs import CONFIGS
 from tests.support.models.tiny_models import make_tiny_model, save_tiny_model
@@ -194,4 +195,4 @@ def test_a_rank_never_holds_weights_of_another_rank(
 
 def test_every_plan_belongs_to_a_tested_family() -> None:
     with_images = {"qwen2_vl_text", "qwen2_5_vl_text"}
-    assert set(parallel.PLANS) - with_images <= {config["model_type"] for config in CONFIGS.values()}
+    assert set(PLANS) - with_images <= {config["model_type"] for config in CONFIGS.values()}
