@@ -111,11 +111,16 @@ def measure(
         progress.close()
         watchers.finish()
     complete_manifest(manifest, load, target, out, telemetry)
+    return _result_of(load, out, signals.first)
+
+
+def _result_of(load: LoadProcess, out: Path, received: signal.Signals | None) -> RunResult:
+    """The stored run. Raises InterruptedRun after a signal, WorkerError if the load process failed."""
     from reports.saved_run import load_run
 
     result = load_run(out)
-    if signals.first is not None:
-        raise InterruptedRun(signals.first, result)
+    if received is not None:
+        raise InterruptedRun(received, result)
     if load.failure is not None:
         raise WorkerError(load.failure)
     if load.end is None:

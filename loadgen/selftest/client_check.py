@@ -135,18 +135,14 @@ def compare(
     pairs = list(match_streams(result, reference))
     if not pairs:
         raise MeasurementError(f"none of {streams} streams was measured; this machine is too slow")
-    observed_ttft = [pair.ttft_s(pair.observed_ns) for pair in pairs]
-    reference_ttft = [pair.ttft_s(pair.reference_ns) for pair in pairs]
-    read_ttft = [pair.ttft_s([pair.first_read_ns]) for pair in pairs]
-    observed_gaps = [each for pair in pairs for each in gaps_s(pair.observed_ns)]
-    reference_gaps = [each for pair in pairs for each in gaps_s(pair.reference_ns)]
-    wanted = [
-        (seen, true, share)
-        for seen, true in ((observed_ttft, reference_ttft), (observed_gaps, reference_gaps))
-        for share in FRACTIONS
-    ]
-    found = [(quantile(seen, share), quantile(true, share)) for seen, true, share in wanted]
-    errors_ms = [1e3 * (seen - true) for seen, true in found]
+    ttft = TimedTwice(
+        [pair.ttft_s(pair.observed_ns) for pair in pairs], [pair.ttft_s(pair.reference_ns) for pair in pairs]
+    )
+    read_ttft = TimedTwice([pair.ttft_s([pair.first_read_ns]) for pair in pairs], ttft.reference_s)
+    gaps = TimedTwice(
+        [gap for pair in pairs for gap in gaps_s(pair.observed_ns)],
+        [gap for pair in pairs for gap in gaps_s(pair.reference_ns)],
+    )
     lags_ms = [
         (seen - true) / 1e6 for pair in pairs for seen, true in zip(pair.observed_ns, pair.reference_ns, strict=False)
     ]
@@ -161,27 +157,55 @@ def compare(
         events=sum(len(pair.reference_ns) for pair in pairs),
         events_per_s=sum(each.events for each in result.records) / max(row["t_s"] for row in result.timeseries),
         cpu_us_per_event=1e6 * cpu_s_per_event(result.timeseries),
-        ttft_error_mean_ms=1e3 * (mean(observed_ttft) - mean(reference_ttft)),
-        ttft_error_p50_ms=errors_ms[0],
-        ttft_error_p99_ms=errors_ms[1],
-        ttft_worst_error_ms=1e3
-        * quantile([abs(seen - true) for seen, true in zip(observed_ttft, reference_ttft, strict=True)], 0.99),
-        read_ttft_error_mean_ms=1e3 * (mean(read_ttft) - mean(reference_ttft)),
-        read_ttft_error_p99_ms=1e3 * (quantile(read_ttft, 0.99) - quantile(reference_ttft, 0.99)),
-        gap_error_p50_ms=errors_ms[2],
-        gap_error_p99_ms=errors_ms[3],
-        gap_mean_ratio=mean(observed_gaps) / mean(reference_gaps),
+        ttft_error_mean_ms=ttft.mean_error_ms,
+        ttft_error_p50_ms=ttft.error_ms(0.5),
+        ttft_error_p99_ms=ttft.error_ms(0.99),
+        ttft_worst_error_ms=1e3 * quantile([abs(error) for error in ttft.errors_s], 0.99),
+        read_ttft_error_mean_ms=read_ttft.mean_error_ms,
+        read_ttft_error_p99_ms=read_ttft.error_ms(0.99),
+        gap_error_p50_ms=gaps.error_ms(0.5),
+        gap_error_p99_ms=gaps.error_ms(0.99),
+        gap_mean_ratio=mean(gaps.observed_s) / mean(gaps.reference_s),
         event_lag_min_ms=min(lags_ms),
         event_lag_p50_ms=quantile(lags_ms, 0.5),
         coalesced_share=coalesced_share(result.records),
-        bounded_gaps_share=sum(pair.record.coalesced_events for pair in pairs) / max(1, len(observed_gaps)),
+        bounded_gaps_share=sum(pair.record.coalesced_events for pair in pairs) / max(1, len(gaps.observed_s)),
         lost_events=lost,
         server_late_p99_ms=1e3 * quantile(late_s, 0.99),
-        is_accurate=lost == 0
-        and all(abs(seen - true) <= TOLERANCE_S + TOLERANCE_FRACTION * true for seen, true in found),
+        is_accurate=lost == 0 and ttft.is_accurate and gaps.is_accurate,
         verdict=str(verdict["status"]),
         reasons=tuple(str(reason["check"]) for reason in verdict["reasons"]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TimedTwice:
+    """Times in seconds as the client observed them and as the reference server wrote them."""
+
+    observed_s: Sequence[float]
+    reference_s: Sequence[float]
+
+    @property
+    def errors_s(self) -> list[float]:
+        """The error of each time; both sides have the same times in the same order."""
+        return [seen - true for seen, true in zip(self.observed_s, self.reference_s, strict=True)]
+
+    @property
+    def mean_error_ms(self) -> float:
+        return 1e3 * (mean(self.observed_s) - mean(self.reference_s))
+
+    def error_ms(self, fraction: float) -> float:
+        """The error of a quantile."""
+        return 1e3 * (quantile(self.observed_s, fraction) - quantile(self.reference_s, fraction))
+
+    @property
+    def is_accurate(self) -> bool:
+        """Whether the quantiles `FRACTIONS` are within the tolerance."""
+        return all(
+            abs(self.error_ms(fraction)) / 1e3
+            <= TOLERANCE_S + TOLERANCE_FRACTION * quantile(self.reference_s, fraction)
+            for fraction in FRACTIONS
+        )
 
 
 @dataclass(frozen=True, slots=True)
