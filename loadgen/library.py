@@ -18,7 +18,7 @@ from loadgen.commands import sweep as sweep_command
 from loadgen.commands.shared_flags import load_config
 from loadgen.errors import UsageError
 from loadgen.progress import progress_to
-from reports.gate.compare import Comparison
+from reports.gate.comparison import Comparison
 from reports.gate.decide import GateDecision
 from reports.metrics.checks.findings import Level
 from reports.metrics.summary import Analysis, analyse_run, metric_value

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reports.gate.compare import CompareOptions
+from reports.gate.comparison import CompareOptions
 from reports.gate.decide import Evidence, GateDecision, decide
 from reports.gate.noise_split import NoiseSplit, split_noise
 from reports.gate.side_run import Pair, SideRun, log_degradation

@@ -13,7 +13,7 @@ from loadgen.commands.shared_flags import add_baselines_flag
 from loadgen.errors import UsageError
 from loadgen.gate.stored_sides import run_directories
 from reports.gate.baseline import Baseline, BaselineError, bless, list_baselines, load_baseline, write_baseline
-from reports.gate.compare import DEFAULT_GATED
+from reports.gate.comparison import DEFAULT_GATED
 from reports.gate.side_run import median_of
 
 GIT_S = 10.0

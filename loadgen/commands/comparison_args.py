@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
 from loadgen.gate.sides import SideSpec, check_docker, check_relaunch, read_side
-from reports.gate.compare import MIN_EFFECT, CompareOptions
+from reports.gate.comparison import MIN_EFFECT, CompareOptions
 from reports.gate.requirements import Requirement
 from reports.gate.side_run import direction_of
 

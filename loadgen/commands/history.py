@@ -14,7 +14,7 @@ from loadgen.commands.shared_flags import add_history_flag
 from loadgen.config import parsing
 from loadgen.errors import UsageError
 from loadgen.gate.stored_sides import run_directories, side_run
-from reports.gate.compare import DEFAULT_GATED
+from reports.gate.comparison import DEFAULT_GATED
 from reports.gate.history import HistoryError, append_point, find_changes, load_history, point_of
 from reports.pages.ci import change_annotations
 from reports.pages.history_page import build_history_report, full_change_sentence

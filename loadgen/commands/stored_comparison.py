@@ -5,7 +5,7 @@ from pathlib import Path
 
 from loadgen.commands.present import COLUMNS, render_table
 from loadgen.errors import UsageError
-from reports.gate.compare import Comparison
+from reports.gate.comparison import Comparison
 from reports.gate.noise_split import components_table
 from reports.gate.saved_comparison import COMPARISON_FILE, SavedComparison, load_comparison
 from reports.pages.comparison_page import (

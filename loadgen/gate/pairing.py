@@ -16,7 +16,8 @@ from loadgen.gate.sides import LiveSide
 from loadgen.interrupts import Interrupted
 from loadgen.progress import ProgressDisplay
 from loadgen.terminal.progress_line import LAUNCHING, Position
-from reports.gate.compare import CompareOptions, Comparison, MetricResult, judge
+from reports.gate.compare import judge
+from reports.gate.comparison import CompareOptions, Comparison, MetricResult
 from reports.gate.side_run import GateRefusal, Pair, SideRun
 from reports.metrics.checks.findings import Level
 from reports.metrics.titles import metric_heading

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from reports.gate.compare import DEFAULT_GATED, MIN_EFFECT
+from reports.gate.comparison import DEFAULT_GATED, MIN_EFFECT
 from reports.gate.side_run import FRACTIONS, SideRun, direction_of, find_refusals, log_degradation, median_of
 from reports.gate.stored import OccasionVariation
 from reports.metrics.requests.per_request import Direction

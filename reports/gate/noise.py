@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from reports.gate.compare import CLEAR_EFFECT, MIN_EFFECT, CompareOptions
+from reports.gate.comparison import CLEAR_EFFECT, MIN_EFFECT, CompareOptions
 from reports.gate.decide import Evidence
 from reports.gate.noise_split import NoiseSplit
 from reports.gate.side_run import FRACTIONS, SideRun, log_degradation, median_of

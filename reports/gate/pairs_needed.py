@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 
-from reports.gate.compare import CompareOptions, Comparison, MetricResult
+from reports.gate.comparison import CompareOptions, Comparison, MetricResult
 from reports.gate.decide import Evidence, GateDecision
 from reports.stats.estimators import student_quantile
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from reports.gate.compare import CompareOptions, Comparison, MetricResult
+from reports.gate.comparison import CompareOptions, Comparison, MetricResult
 from reports.gate.decide import GateDecision
 from reports.gate.noise_split import NoiseSplit
 from reports.gate.requirements import Requirement, RequirementResult

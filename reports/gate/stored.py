@@ -6,7 +6,8 @@ A regression is claimed only if the history shows how much a metric varies betwe
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from reports.gate.compare import Array, CompareOptions, Comparison, MetricResult, judge_requirements, metric_result
+from reports.gate.compare import Array, judge_requirements, metric_result
+from reports.gate.comparison import CompareOptions, Comparison, MetricResult
 from reports.gate.decide import Evidence, FirstDecision, GateDecision, Levels, decide
 from reports.gate.side_run import GateRefusal, SideRun, find_refusals, log_degradation, median_of, setting_of
 from reports.text import plain_text

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from reports.document import format_number, legible_report
-from reports.gate.compare import MIN_EFFECT, Comparison, MetricResult
+from reports.gate.comparison import MIN_EFFECT, Comparison, MetricResult
 from reports.gate.decide import GateDecision
 from reports.gate.history import LevelChange
 from reports.gate.requirements import RequirementResult

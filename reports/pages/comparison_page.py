@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from reports.document import Block, Estimate, Facts, Plot, Report, Section, Table, Text, VerdictLine, format_number
-from reports.gate.compare import CLEAR_EFFECT, MIN_EFFECT, Comparison, MetricResult
+from reports.gate.comparison import CLEAR_EFFECT, MIN_EFFECT, Comparison, MetricResult
 from reports.gate.decide import GateDecision
 from reports.gate.noise_split import components_table
 from reports.gate.pairs_needed import pairs_needed

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from reports.document import Block, Plot, Report, Section, Table, Text, VerdictLine, format_number
-from reports.gate.compare import CLEAR_EFFECT, MIN_EFFECT, CompareOptions
+from reports.gate.comparison import CLEAR_EFFECT, MIN_EFFECT, CompareOptions
 from reports.gate.noise import PAIRS, MetricNoise, gated_speeds
 from reports.gate.noise_split import NoiseSplit, components_table
 from reports.gate.side_run import FRACTIONS, SideRun, median_of, setting_of

@@ -12,7 +12,8 @@ from loadgen.errors import UsageError
 from loadgen.runner import measure
 from loadgen.target.target import Target
 from loadgen.workloads.structured import Constraint, Kind, StructuredShare, Validity, read_schemas
-from reports.gate.compare import CompareOptions, judge
+from reports.gate.compare import judge
+from reports.gate.comparison import CompareOptions
 from reports.gate.side_run import Pair, SideRun
 from reports.metrics.summary import Analysis, metric_value, summarize
 from reports.pages.run_page import build_run_report

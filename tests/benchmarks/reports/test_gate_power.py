@@ -17,7 +17,8 @@ from benchmarks.reports.gate_power import (
     verdict,
     with_contention,
 )
-from reports.gate.compare import CompareOptions, judge
+from reports.gate.compare import judge
+from reports.gate.comparison import CompareOptions
 from reports.gate.decide import GateDecision
 from reports.gate.noise_split import split_noise
 from reports.gate.side_run import Pair, SideRun

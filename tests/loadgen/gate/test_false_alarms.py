@@ -7,7 +7,7 @@ from scipy import stats
 
 from benchmarks.reports.gate_power import verdict
 from loadgen.selftest.queue_models import MODELS, QueueModel
-from reports.gate.compare import CompareOptions
+from reports.gate.comparison import CompareOptions
 from reports.gate.decide import GateDecision
 from reports.gate.side_run import SideRun, log_degradation
 

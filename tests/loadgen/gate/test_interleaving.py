@@ -11,7 +11,7 @@ from loadgen.gate.interleaving import InterleavedSlices, check_interleaving
 from loadgen.gate.pairing import Gate
 from loadgen.gate.sides import CommandServer, LiveSide, read_side
 from loadgen.progress import SilentProgress
-from reports.gate.compare import CompareOptions
+from reports.gate.comparison import CompareOptions
 from reports.gate.decide import GateDecision
 from reports.gate.side_run import SideRun
 

@@ -7,7 +7,7 @@ from loadgen.gate.pairing import Gate, SeparateRuns
 from loadgen.gate.sides import LiveSide
 from loadgen.interrupts import Interrupted
 from loadgen.progress import SilentProgress
-from reports.gate.compare import CompareOptions
+from reports.gate.comparison import CompareOptions
 from reports.gate.decide import GateDecision
 from reports.gate.side_run import SideRun
 

@@ -8,7 +8,8 @@ import pytest
 from loadgen import cli, program
 from loadgen.commands import compare, noise
 from loadgen.gate.stored_sides import side_run
-from reports.gate.compare import CompareOptions, judge
+from reports.gate.compare import judge
+from reports.gate.comparison import CompareOptions
 from reports.gate.history import CommitPoint, append_point, series_of
 from reports.gate.side_run import Pair, SideRun
 from reports.run_store import load_manifest, write_manifest

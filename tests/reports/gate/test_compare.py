@@ -9,14 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reports.gate.compare import (
-    DEFAULT_GATED,
-    CompareOptions,
-    Comparison,
-    MetricResult,
-    judge,
-    metrics_needed,
-)
+from reports.gate.compare import judge, metrics_needed
+from reports.gate.comparison import DEFAULT_GATED, CompareOptions, Comparison, MetricResult
 from reports.gate.decide import GateDecision
 from reports.gate.requirements import Requirement
 from reports.gate.side_run import Pair, SideRun

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from reports.gate.compare import CompareOptions
+from reports.gate.comparison import CompareOptions
 from reports.gate.decide import Evidence, GateDecision, Levels, decide, nominal_level
 
 

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from reports.gate.compare import CompareOptions, judge
+from reports.gate.compare import judge
+from reports.gate.comparison import CompareOptions
 from reports.gate.decide import Evidence, GateDecision
 from reports.gate.side_run import Pair, SideRun
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from reports.gate.compare import CompareOptions
+from reports.gate.comparison import CompareOptions
 from reports.gate.noise import noise_json, noise_of, noise_sentence, noise_table
 from reports.gate.side_run import SideRun
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from reports.gate.compare import Array, CompareOptions, judge
+from reports.gate.compare import Array, judge
+from reports.gate.comparison import CompareOptions
 from reports.gate.decide import Evidence, GateDecision, decide
 from reports.gate.noise import noise_of, noise_sentence
 from reports.gate.side_run import Pair, SideRun

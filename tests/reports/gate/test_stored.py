@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from reports.gate.compare import CompareOptions
+from reports.gate.comparison import CompareOptions
 from reports.gate.decide import GateDecision
 from reports.gate.side_run import SideRun
 from reports.gate.stored import UNKNOWN, OccasionVariation, judge_stored

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from reports.gate.compare import CompareOptions, Comparison, judge
+from reports.gate.compare import judge
+from reports.gate.comparison import CompareOptions, Comparison
 from reports.gate.side_run import Pair, SideRun
 from reports.pages.ci import (
     COMMENT_MARKER,

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from reports.document import Facts, Plot, Section, Table, Text
-from reports.gate.compare import CompareOptions, Comparison, judge
+from reports.gate.compare import judge
+from reports.gate.comparison import CompareOptions, Comparison
 from reports.gate.decide import GateDecision
 from reports.gate.pairs_needed import pairs_needed
 from reports.gate.side_run import Pair, SideRun

@@ -14,7 +14,8 @@ import pytest
 
 from reports.document import VerdictLine
 from reports.export import write_requests_csv
-from reports.gate.compare import CompareOptions, judge
+from reports.gate.compare import judge
+from reports.gate.comparison import CompareOptions
 from reports.gate.side_run import Pair, SideRun
 from reports.metrics.summary import Analysis, analyse_run
 from reports.metrics.sweep import LoadPoint, Sweep

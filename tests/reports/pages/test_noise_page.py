@@ -1,7 +1,7 @@
 """The page of a noise measurement: the answer first, in the words of the other pages."""
 
 from reports.document import Report, Table
-from reports.gate.compare import CompareOptions
+from reports.gate.comparison import CompareOptions
 from reports.gate.noise import noise_of
 from reports.gate.side_run import SideRun
 from reports.pages.noise_page import build_noise_report, noise_verdict

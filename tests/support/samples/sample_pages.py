@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from reports.document import Report
-from reports.gate.compare import CompareOptions, judge
+from reports.gate.compare import judge
+from reports.gate.comparison import CompareOptions
 from reports.gate.history import CommitPoint, find_changes
 from reports.gate.noise import noise_of
 from reports.gate.noise_split import split_noise

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from loadgen.cli import main
-from reports.gate.compare import CompareOptions, judge
+from reports.gate.compare import judge
+from reports.gate.comparison import CompareOptions
 from reports.gate.saved_comparison import comparison_json
 from reports.gate.side_run import Pair, SideRun
 from reports.pages.index.page import build_index
