@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,13 +61,35 @@ def _journal(path: Path) -> BaseStorage:
     lock = JournalFileOpenLock(str(path))
     _cut_torn_line(path, lock)
     try:
-        return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+        return JournalStorage(CheckedJournalFile(str(path), lock_obj=lock))
+    except StudyError:
+        raise
     except Exception as error:  # Optuna looks up keys and asserts types in what it reads
-        wrong = _wrong_line(path)
-        place = path if wrong is None else f"{path}, line {wrong}"
-        raise StudyError(
-            f"{place}: not a journal of Optuna ({error!r}); restore the file, or use another study"
-        ) from error
+        raise _foreign(path, error) from error
+
+
+class CheckedJournalFile(JournalFileBackend):
+    """A journal file whose lines may become foreign while a study runs, for instance by another program's output."""
+
+    def __init__(self, path: str, lock_obj: JournalFileOpenLock) -> None:
+        super().__init__(path, lock_obj=lock_obj)
+        self._place = Path(path)
+
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+        """As Optuna's. Raises StudyError for a line without an operation."""
+        try:
+            for log in super().read_logs(log_number_from):
+                if not _has_operation(log):
+                    raise _foreign(self._place, ValueError("a line without an operation"))
+                yield log
+        except (ValueError, RecursionError) as error:
+            raise _foreign(self._place, error) from error
+
+
+def _foreign(path: Path, error: Exception) -> StudyError:
+    wrong = _wrong_line(path)
+    place = path if wrong is None else f"{path}, line {wrong}"
+    return StudyError(f"{place}: not a journal of Optuna ({error!r}); restore the file, or use another study")
 
 
 def _wrong_line(path: Path) -> int | None:
@@ -75,12 +97,16 @@ def _wrong_line(path: Path) -> int | None:
     with path.open("rb") as journal:
         for number, line in enumerate(journal, start=1):
             try:
-                has_operation = isinstance(json.loads(line)["op_code"], int)
-            except (ValueError, TypeError, KeyError, RecursionError):
-                has_operation = False
-            if not has_operation:
+                log = json.loads(line)
+            except (ValueError, RecursionError):
+                return number
+            if not _has_operation(log):
                 return number
     return None
+
+
+def _has_operation(log: object) -> bool:
+    return isinstance(log, dict) and isinstance(log.get("op_code"), int)
 
 
 def _cut_torn_line(path: Path, lock: JournalFileOpenLock) -> None:

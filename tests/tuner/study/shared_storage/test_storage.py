@@ -62,3 +62,14 @@ def test_reliability_107_a_journal_with_other_lines_is_refused(tmp_path, line, p
 
     with pytest.raises(StudyError, match=f"{place}.*not a journal of Optuna"):
         OptunaStudy(tmp_path, seed=0)
+
+
+@pytest.mark.parametrize("line", [b"garbage", b"\xff\xfe", b'"text"', b"{}", b'{"op_code":"0","worker_id":"w"}'])
+def test_reliability_107_a_journal_that_gets_other_lines_during_a_study_is_refused(tmp_path, line):
+    study = OptunaStudy(tmp_path, seed=0)
+    study.set_attribute("phase", "search")
+    with (tmp_path / JOURNAL_FILE).open("ab") as journal:
+        journal.write(line + b"\n" + line + b"\n")
+
+    with pytest.raises(StudyError, match=r"journal\.log, line \d+: not a journal of Optuna.*restore the file"):
+        study.set_attribute("phase", "confirm")
