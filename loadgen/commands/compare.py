@@ -163,7 +163,7 @@ def measure_comparison(args: argparse.Namespace, words: Sequence[str], progress:
     directories = [[run.directory for run in runs if run.directory] for runs in (result.runs_a, result.runs_b)]
     content = comparison_json(comparison, reproduce, *directories)
     write_json(out / COMPARISON_FILE, content)
-    report = rebuild(out, out)[1]
+    report = rebuild(out, out, (directories[0], directories[1]))[1]
     if args.junit is not None:
         _write(args.junit, ci.junit(comparison, time.monotonic() - started_s))
     if args.md is not None:

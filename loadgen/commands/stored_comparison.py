@@ -1,6 +1,8 @@
 """A stored comparison: its report, rendered again, and its verdict as text."""
 
 import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from loadgen.commands.present import COLUMNS, render_table
@@ -17,18 +19,26 @@ from reports.pages.comparison_page import (
 from reports.pages.comparison_runs import runs_sections
 from reports.renderers.write import write_report
 from reports.run_store import RunDirectoryError
+from reports.text import plain_text
 
 
-def rebuild(directory: Path, out: Path) -> tuple[SavedComparison, Path]:
-    """Render the report of a stored comparison into `out`. Returns its path too. Raises UsageError if it is damaged."""
+def rebuild(
+    directory: Path, out: Path, runs: tuple[Sequence[Path], Sequence[Path]] | None = None
+) -> tuple[SavedComparison, Path]:
+    """Render the report of a stored comparison into `out`. Returns its path too. Raises UsageError if it is damaged.
+
+    runs: those of both sides; by default those that the file names, if they are in its directory.
+    """
     try:
         saved = load_comparison(directory)
         comparison = saved.comparison
+        runs_a, runs_b = runs or (saved.runs_a, saved.runs_b)
+        if runs is None and saved.outside:
+            note = f"{len(saved.outside)} runs outside {directory} are not read, such as {saved.outside[0]}"
+            comparison = replace(comparison, notes=(*comparison.notes, plain_text(f"{note}; copy them into it")))
         labels = comparison.label_a, comparison.label_b
         is_sliced = comparison.slices > 1
-        sections = (
-            () if comparison.refusals else runs_sections(saved.runs_a, saved.runs_b, *labels, is_sliced=is_sliced)
-        )
+        sections = () if comparison.refusals else runs_sections(runs_a, runs_b, *labels, is_sliced=is_sliced)
     except RunDirectoryError as error:
         raise UsageError(str(error)) from error
     return saved, write_report(build_comparison_report(comparison, saved.reproduce, sections), out).html

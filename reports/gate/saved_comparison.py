@@ -22,12 +22,16 @@ MAX_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class SavedComparison:
-    """A comparison, the command that made it, and the directories of each side's runs, if they were kept."""
+    """A comparison, the command that made it, and the directories of each side's runs, if they are inside its own.
+
+    outside: the paths of the other runs, as recorded.
+    """
 
     comparison: Comparison
     reproduce: tuple[str, ...]
     runs_a: tuple[Path, ...]
     runs_b: tuple[Path, ...]
+    outside: tuple[str, ...] = ()
 
 
 def comparison_json(
@@ -96,18 +100,25 @@ def load_comparison(directory: Path) -> SavedComparison:
                 f"{path}: has schema {content['schema_version']} but this version reads up to {SCHEMA_VERSION}; "
                 "update tgi-bench"
             )
-        runs_a, runs_b = (tuple(_run_path(directory, name) for name in content["runs"][side]) for side in "ab")
-        return SavedComparison(_comparison(content), tuple(map(str, content["command"])), runs_a, runs_b)
+        names = {side: [str(name) for name in content["runs"][side]] for side in "ab"}
+        paths = {side: [_run_inside(directory, name) for name in names[side]] for side in "ab"}
+        outside = [name for side in "ab" for name, found in zip(names[side], paths[side], strict=True) if found is None]
+        runs_a, runs_b = (tuple(found for found in paths[side] if found is not None) for side in "ab")
+        words = tuple(map(str, content["command"]))
+        return SavedComparison(_comparison(content), words, runs_a, runs_b, tuple(outside))
     except OSError as error:
         raise RunDirectoryError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunDirectoryError(f"{path}: not a readable comparison ({type(error).__name__}: {error})") from error
 
 
-def _run_path(directory: Path, name: str) -> Path:
-    """The path of a run: inside the comparison's directory if it is there, else the recorded path."""
-    moved = directory / Path(name).name
-    return moved if moved.is_dir() else Path(name)
+def _run_inside(directory: Path, name: str) -> Path | None:
+    """The run of this name or recorded path in the comparison's directory; None if it is not there.
+
+    The file may come from elsewhere, so nothing outside its directory is read, through links neither.
+    """
+    inside, found = directory.resolve(), (directory / Path(name).name).resolve()
+    return found if found.is_dir() and found != inside and found.is_relative_to(inside) else None
 
 
 def _comparison(content: dict[str, Any]) -> Comparison:
