@@ -354,13 +354,10 @@ def _summed(samples: Samples, series: str) -> dict[float, float]:
     """The value at each scrape, summed over label sets: all, or those with the label in `series`."""
     match = re.fullmatch(r"([^{]+)(?:\{(.*)\})?", series)
     assert match is not None, series
-    return _summed_where(samples, match[1], (match[2] or "",))
-
-
-def _summed_where(samples: Samples, name: str, wanted: Iterable[str]) -> dict[float, float]:
+    label = match[2] or ""
     points: dict[float, float] = {}
-    for labels, t_s, value in samples.get(name, ()):
-        if all(label in labels for label in wanted):
+    for labels, t_s, value in samples.get(match[1], ()):
+        if label in labels:
             points[t_s] = points.get(t_s, 0.0) + value
     return points
 
@@ -420,10 +417,12 @@ def _bucket_percentiles(samples: Samples, series: str, window: Window) -> dict[s
 def _bucket_counts(samples: Samples, series: str, window: Window) -> list[tuple[float, float]]:
     """The upper bound of each bucket, ascending, and the number of values of the window up to it."""
     name, _, label = _with_suffix(series, "_bucket").rstrip("}").partition("{")
-    bounds = {match[1] for labels, _, _ in samples.get(name, ()) if (match := _BOUND.search(labels)) is not None}
-    grown = {
-        float(bound): _difference(_summed_where(samples, name, (label, f'le="{bound}"')), window) for bound in bounds
-    }
+    points: dict[float, dict[float, float]] = {}
+    for labels, t_s, value in samples.get(name, ()):
+        if label in labels and (match := _BOUND.search(labels)) is not None:
+            bucket = points.setdefault(float(match[1]), {})
+            bucket[t_s] = bucket.get(t_s, 0.0) + value
+    grown = {bound: _difference(bucket, window) for bound, bucket in points.items()}
     return sorted((bound, count) for bound, count in grown.items() if count is not None)
 
 
