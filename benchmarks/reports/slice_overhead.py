@@ -1,9 +1,10 @@
 """Time of a slice of `tgi-bench compare --interleave` beside its own length, with new and with forked load processes.
 
-    python -m benchmarks.reports.slice_overhead [--slices 8] [--duration 2s] [--warmup 0.5s] [--json FILE]
+    python -m benchmarks.reports.slice_overhead [--slices 8] [--duration 2s] [--warmup 0.25s] [--json FILE]
 
 One bundled server gets the load of docs/ci/gate.toml in slices, whose load processes are new and forked by turns. The
-table has the wall time of a slice without its duration: its warm-up, start, drain, results and statistics.
+table has the wall time of a slice without its duration: its warm-up, start, drain and files; and the time to read its
+metrics, which follows the last slice of a pair.
 """
 
 import argparse
@@ -29,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slices", type=int, default=8, help="Slices of each kind.")
     parser.add_argument("--duration", default="2s")
-    parser.add_argument("--warmup", default="0.5s")
+    parser.add_argument("--warmup", default="0.25s")
     parser.add_argument("--json", type=Path, help="Also write the times here.")
     args = parser.parse_args()
     load = parsing.load(BenchConfig, {"duration": args.duration, "warmup": args.warmup}, LOAD)
@@ -42,8 +43,11 @@ def main() -> None:
 
 
 def measure(load: BenchConfig, slices: int) -> dict[str, list[float]]:
-    """Seconds of each slice without its duration, by the kind of its load process; the first two are not counted."""
-    found: dict[str, list[float]] = {"new": [], "forked": []}
+    """Seconds of each slice without its duration, by the kind of its load process, and of the reading of its metrics.
+
+    The first two slices are not counted.
+    """
+    found: dict[str, list[float]] = {"new": [], "forked": [], "reading": []}
     side = LiveSide("a", "A", CommandServer(tuple(shlex.split(BUNDLED))))
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -54,9 +58,12 @@ def measure(load: BenchConfig, slices: int) -> dict[str, list[float]]:
             for name, start in starts.items():
                 server = live_measure(load, METRICS, SilentProgress(), start).on(side, target)
                 started = time.perf_counter()
-                server.run(scratch / f"{name}{number}", f"{number}")
+                read = server.measured(scratch / f"{name}{number}", f"{number}")
+                measured = time.perf_counter()
+                read()
                 if number > 0:
-                    found[name].append(time.perf_counter() - started - (load.duration_s or 0.0))
+                    found[name].append(measured - started - (load.duration_s or 0.0))
+                    found["reading"].append(time.perf_counter() - measured)
     return found
 
 

@@ -2,11 +2,12 @@
 
 The idle server waits. Each slice is a run of the load with its own warm-up. Both slices of a slice pair send the same
 texts, which are new to both servers. Drift of the machine is common to two slices that follow each other, so it cancels
-in their difference; between two separate runs, a launch apart, it does not.
+in their difference; between two separate runs, a launch apart, it does not. The metrics of all slices but the first are
+read after the last one, so that the slices follow each other sooner.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,13 @@ from typing import Protocol
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import MeasurementError, StartError, UsageError
+from loadgen.gate.live_runs import ReadRun
 from loadgen.gate.pairing import ATTEMPTS, pair_order
 from loadgen.gate.sides import LiveSide, SideSpec, planned_words
 from loadgen.progress import ProgressDisplay
 from loadgen.target.launched.launch import port_in
 from loadgen.target.launched.process_memory import memory_of
-from reports.gate.side_run import Pair, SideRun
+from reports.gate.side_run import Pair
 from reports.metrics.checks.findings import Level
 
 MOST_SLICES = 50
@@ -32,7 +34,7 @@ class SliceServer(Protocol):
     @property
     def pid(self) -> int | None: ...
 
-    def run(self, directory: Path, salt: str | None) -> SideRun: ...
+    def measured(self, directory: Path, salt: str | None) -> ReadRun: ...
 
 
 class SliceMeasure(Protocol):
@@ -41,6 +43,18 @@ class SliceMeasure(Protocol):
     def launch(self, side: LiveSide, log: Path) -> AbstractContextManager[SliceServer]: ...
 
     def salt_of(self, text: str) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One slice of each side, in their order, on the servers by letter."""
+
+    name: str
+    order: Sequence[LiveSide]
+    servers: Mapping[str, SliceServer]
+
+
+ReadPair = Callable[[], Pair]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +75,15 @@ class InterleavedSlices:
             for side in pair_order(number, sides):
                 self._check_memory(servers, side)
                 servers[side.letter] = self._launched(side, name, servers, stack)
-            found = []
-            for slice_number in range(1, self.slices + 1):
-                order = pair_order(number + slice_number + 1, sides)
-                found.append(self._slice_pair(f"{name}-slice{slice_number:02d}", order, servers, sides))
-                if not found[-1].is_valid:
-                    break
-        return Pair.of_slices(found)
+            slices = [
+                Slice(f"{name}-slice{each:02d}", pair_order(number + each + 1, sides), servers)
+                for each in range(1, self.slices + 1)
+            ]
+            first = self._valid(slices[0], self._measured(slices[0]))
+            if not first.is_valid:
+                return Pair.of_slices([first])
+            unread = [(each, self._measured(each)) for each in slices[1:]]
+            return Pair.of_slices([first, *(self._valid(each, read) for each, read in unread)])
 
     def _launched(self, side: LiveSide, name: str, servers: dict[str, SliceServer], stack: ExitStack) -> SliceServer:
         log = self.out / f"{name}-{side.letter}.log"
@@ -93,21 +109,26 @@ class InterleavedSlices:
                     f"{free:,.0f} MiB of memory are free; leave out --interleave"
                 )
 
-    def _slice_pair(
-        self, name: str, order: Sequence[LiveSide], servers: dict[str, SliceServer], sides: tuple[LiveSide, LiveSide]
-    ) -> Pair:
-        for attempt in range(ATTEMPTS):
-            again = f"-again{attempt}" if attempt else ""
-            self.progress.show(f"{name}{again}: {', '.join(side.label for side in order)}")
-            runs = {}
-            for side in order:
-                salt = self.measure.salt_of(name + again)
-                runs[side.letter] = servers[side.letter].run(self.out / f"{name}-{side.letter}{again}", salt)
-            pair = Pair(runs[sides[0].letter], runs[sides[1].letter])
+    def _measured(self, slice_: Slice, again: str = "") -> ReadPair:
+        """One run of each side."""
+        self.progress.show(f"{slice_.name}{again}: {', '.join(side.label for side in slice_.order)}")
+        salt = self.measure.salt_of(slice_.name + again)
+        reads = {
+            side.letter: slice_.servers[side.letter].measured(self.out / f"{slice_.name}-{side.letter}{again}", salt)
+            for side in slice_.order
+        }
+        return lambda: Pair(*(reads[letter]() for letter in sorted(reads)))
+
+    def _valid(self, slice_: Slice, read: ReadPair) -> Pair:
+        """The slice pair; an invalid one is repeated once."""
+        for attempt in range(1, ATTEMPTS + 1):
+            pair = read()
             if pair.is_valid:
                 break
-            invalid = [run for run in runs.values() if run.status == Level.INVALID]
+            invalid = [run for run in (pair.a, pair.b) if run.status == Level.INVALID]
             self.progress.show(f"  invalid: {'; '.join(reason for run in invalid for reason in run.reasons)}")
+            if attempt < ATTEMPTS:
+                read = self._measured(slice_, f"-again{attempt}")
         return pair
 
 

@@ -18,6 +18,8 @@ from reports.gate.side_run import SideRun
 from reports.metrics.summary import analyse_run
 from reports.run_store import load_manifest, write_manifest
 
+ReadRun = Callable[[], SideRun]
+"""Reads the metrics of a run that was measured before."""
 Measure = Callable[[LiveSide, Path], SideRun]
 """Launches the server of a side for one run, stored in a directory."""
 
@@ -39,7 +41,14 @@ class LiveServer:
         return self.target.process.pid if self.target.process is not None else None
 
     def run(self, directory: Path, salt: str | None) -> SideRun:
-        """One run of the load; the salt selects its texts. Raises MeasurementError if the server ends."""
+        """One run of the load with its metrics, as `measured`."""
+        return self.measured(directory, salt)()
+
+    def measured(self, directory: Path, salt: str | None) -> ReadRun:
+        """One run of the load; the salt selects its texts. Its metrics are read later.
+
+        Raises MeasurementError if the server ends.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         labelled = self.load.model_copy(update={"label": self.side.label, "salt": salt})
         before = self._processor_times()
@@ -54,7 +63,7 @@ class LiveServer:
             manifest = load_manifest(directory)
             write_manifest(directory, replace(manifest, labels={**manifest.labels, **self.side.identity}))
         contention = after.contention_since(before) if before is not None and after is not None else None
-        return replace(stored_run(directory, self.metrics), contention=contention)
+        return lambda: replace(stored_run(directory, self.metrics), contention=contention)
 
     def _processor_times(self) -> ProcessorTimes | None:
         return None if self.pid is None else ProcessorTimes.of(self.pid)

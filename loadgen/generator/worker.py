@@ -18,6 +18,7 @@ import gc
 import itertools
 import json
 import logging
+import math
 import signal
 import sys
 import time
@@ -61,7 +62,7 @@ from reports.run_schema import RequestRecord, Status
 from reports.run_store import REQUESTS, TIMESERIES, JsonlWriter, write_client
 
 POLL_S = 0.02
-PREPARED_CLOSED_LOOP = 1_024
+PREPARED_CLOSED_LOOP, PREPARED_PER_S = 1_024, 100.0
 # A longer gap of the event loop makes the run invalid.
 MAX_LOOP_GAP_S = 5.0
 
@@ -205,12 +206,19 @@ class Worker:
 
     def _known_requests(self) -> int:
         """The requests of the window, as far as they are known, and some of the drain."""
-        later = max(PREPARED_CLOSED_LOOP, 4 * self.config.users)
+        later = max(self._soon_needed(), 4 * self.config.users)
         if self.work.times_ns is not None:
             known = len(self.work.times_ns) + (0 if self.config.mode == "burst" else later)
         else:
             known = (self.config.requests or 0) + later
         return self.partition.share_of(known)
+
+    def _soon_needed(self) -> int:
+        """Requests to prepare, of an unknown number; a short load needs few, and starts sooner with few."""
+        if self.config.duration_s is None:
+            return PREPARED_CLOSED_LOOP
+        length_s = self.config.warmup_s + self.config.duration_s
+        return min(PREPARED_CLOSED_LOOP, math.ceil(PREPARED_PER_S * length_s))
 
     def _load_end(self) -> LoadEnd:
         """The end of this worker's window. With several workers, the master counts the requests of a closed loop."""

@@ -23,12 +23,13 @@ LOAD = BenchConfig()
 class FakeServers:
     """Servers on a machine that slows down from slice to slice; side B is slower by a factor.
 
-    `log` holds every launch, slice and stop in order; `salts` the salt of each slice.
+    `log` holds every launch, slice and stop in order; `salts` the salt of each slice; `reads` the slices whose metrics
+    were read, each with the length of the log at that time.
     """
 
     def __init__(self, slowdown=1.0, drift=0.0, invalid=(), no_start=()):
         self.slowdown, self.drift, self.invalid, self.no_start = slowdown, drift, set(invalid), set(no_start)
-        self.log, self.salts = [], {}
+        self.log, self.salts, self.reads = [], {}, []
 
     @contextlib.contextmanager
     def launch(self, side, log):
@@ -47,6 +48,15 @@ class FakeServer:
 
     def __init__(self, servers, side):
         self.servers, self.side = servers, side
+
+    def measured(self, directory, salt):
+        run = self.run(directory, salt)
+
+        def read():
+            self.servers.reads.append((directory.name, len(self.servers.log)))
+            return run
+
+        return read
 
     def run(self, directory, salt):
         servers = self.servers
@@ -102,10 +112,27 @@ def test_an_invalid_slice_is_repeated_on_both_sides_with_new_texts(tmp_path):
 
     pair = interleaved(servers, tmp_path)(1, SIDES)
 
-    assert servers.log[4:8] == [
-        "pair01-slice02-b", "pair01-slice02-a", "pair01-slice02-b-again1", "pair01-slice02-a-again1"
-    ]  # fmt: skip
+    assert servers.log[4:6] == ["pair01-slice02-b", "pair01-slice02-a"]
+    assert servers.log[10:12] == ["pair01-slice02-b-again1", "pair01-slice02-a-again1"]
     assert pair.is_valid
+
+
+def test_the_metrics_of_slices_are_read_after_the_last_slice_and_those_of_the_first_at_once(tmp_path):
+    servers = FakeServers()
+
+    interleaved(servers, tmp_path)(1, SIDES)
+
+    assert [done for _, done in servers.reads] == [4, 4, 10, 10, 10, 10, 10, 10]
+    assert {name for name, _ in servers.reads[:2]} == {"pair01-slice01-a", "pair01-slice01-b"}
+
+
+def test_a_first_slice_that_is_invalid_twice_ends_the_pair_before_the_others(tmp_path):
+    servers = FakeServers(invalid=["pair01-slice01-a", "pair01-slice01-a-again1"])
+
+    pair = interleaved(servers, tmp_path)(1, SIDES)
+
+    assert not pair.is_valid
+    assert servers.log[6:] == ["stop b", "stop a"]
 
 
 def test_a_slice_that_is_invalid_twice_ends_the_pair_and_the_gate(tmp_path):
