@@ -81,7 +81,7 @@ tune: $(STAMP)  ## a complete small study on the embedded preset, with its repor
 	$(BIN)/tgi-tune run docs/quick-study.toml
 
 perf-gate: $(STAMP)  ## this commit against the one before (BASE=main: against another)
-	$(BIN)/tgi-bench compare "git:$(BASE)" git:HEAD --config docs/ci/gate.toml --interleave 8 --warmup 0.5s --duration 2s --min-effect 5% --max-minutes 12
+	$(BIN)/tgi-bench compare "git:$(BASE)" git:HEAD --config docs/ci/gate.toml --interleave 8 --warmup 0.25s --duration 2s --min-pairs 7 --min-effect 5% --max-minutes 12
 
 proto: $(STAMP)  ## write the descriptor set after a change of proto/
 	$(BIN)/python -m grpc_tools.protoc --proto_path=proto --include_imports \

@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=40, help="Number of pairs in the complete file.")
     parser.add_argument("--slices", type=int, default=4)
     parser.add_argument("--duration", default="2s", help="Measured length of a slice.")
-    parser.add_argument("--warmup", default="0.5s")
+    parser.add_argument("--warmup", default="0.25s")
     parser.add_argument("--server", default=BUNDLED)
     parser.add_argument("--factor", type=float, help="Slow side B by this factor.")
     parser.add_argument("--state", required=True, help="The state of the machine, in words.")
