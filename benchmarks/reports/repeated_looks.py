@@ -2,7 +2,7 @@
 
     python -m benchmarks.reports.repeated_looks [--runs 400] [--series 200] [--json FILE]
 
-Converge: runs of queues with a known truth are looked at from 100 requests, at every doubling, and end when the
+Converge: runs of queues with a known truth are looked at from 100 requests, twice per doubling, and end when the
 interval of a metric is narrow enough, as `--converge` ends them. The table has the fraction of runs that end, and the
 fraction of those whose interval contains the truth.
 
@@ -12,6 +12,7 @@ a change was ever reported, and for series with a change of 5 % half-way, the fr
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -20,16 +21,36 @@ from pathlib import Path
 import numpy as np
 
 from loadgen.config.bench_settings import DEFAULT_WARMUP_S
+from loadgen.generator.stop_rules import Converged, can_converge
 from loadgen.selftest.coverage import Setting, estimates, measured_requests
 from loadgen.selftest.queue_models import MODELS, QueueModel, Runs
 from loadgen.selftest.stationary import stationary_values
 from loadgen.target import machine
 from reports.gate.history import MAX_POINTS, MIN_SEGMENT, CommitPoint, find_changes
+from reports.metrics.early_end import CONVERGED_FACTOR
 from reports.metrics.named_metrics import relative_half_width
+from reports.stats.queue_intervals import Dependence, state_time
 
-FIRST, LAST = 100, 12_800
-QUEUES = (("M/M/1", 0.5), ("M/M/1", 0.7), ("M/G/16", 0.7), ("M/G/16", 0.85))
-WIDTHS = {"ttft mean": (0.3, 0.15), "e2e mean": (0.1, 0.05), "e2e p95": (0.2, 0.1)}
+LAST = 12_800
+QUEUES = (
+    ("M/M/1", 0.5),
+    ("M/M/1", 0.7),
+    ("M/G/1 cv 1.5", 0.5),
+    ("M/G/16", 0.5),
+    ("M/G/16", 0.7),
+    ("M/G/16", 0.85),
+    ("closed loop", 0.7),
+    ("closed loop", 0.95),
+)
+WIDTHS = {
+    "ttft mean": (0.3, 0.15),
+    "ttft p95": (0.3, 0.15),
+    "e2e mean": (0.1, 0.05),
+    "e2e p50": (0.1, 0.05),
+    "e2e p95": (0.2, 0.1),
+    "throughput rate": (0.1, 0.05),
+}
+RUNS_AT_ONCE = 50
 METRIC = "ttft_p50_ms"
 SEED = 20_261_123
 
@@ -69,16 +90,17 @@ def converged_cells(model_name: str, load: float, runs: int, seed: int = SEED) -
     ends: dict[tuple[str, float], list[tuple[int, bool]]] = {}
     for run in simulated_runs(model, load, runs, seed):
         pending = {(name, width) for name, widths in WIDTHS.items() for width in widths}
-        size = FIRST
-        while pending and size <= LAST:
-            found = dict(estimates(first_of(run, size), truths))
+        for size in look_sizes():
+            seen = first_of(run, size)
+            if not pending or not can_converge(dependence_of(seen)):
+                continue
+            found = dict(estimates(seen, truths))
             for name, width in sorted(pending):
-                interval = found[name].interval
+                interval = found[name].interval.widened(CONVERGED_FACTOR)
                 if relative_half_width(interval) <= width:
                     covers = interval.lo <= truths[name] <= interval.hi
                     ends.setdefault((name, width), []).append((size, covers))
                     pending.discard((name, width))
-            size *= 2
     return [
         ConvergedCell(
             model_name,
@@ -95,12 +117,27 @@ def converged_cells(model_name: str, load: float, runs: int, seed: int = SEED) -
     ]
 
 
+def dependence_of(run: Runs) -> Dependence:
+    """That of TTFT, as `run_dependence` takes it from a measured run."""
+    companions = [run.queue_s] if run.in_flight is None else [run.queue_s, run.in_flight]
+    return Dependence.of(run.queue_s, state_time(companions))
+
+
+def look_sizes() -> list[int]:
+    """The numbers of requests at which `--converge` looks at a run."""
+    rule, sizes = Converged(()), [float(Converged(()).least)]
+    while sizes[-1] * rule.growth < LAST + 1:
+        sizes.append(sizes[-1] * rule.growth)
+    return [math.ceil(round(size, 6)) for size in sizes]
+
+
 def simulated_runs(model: QueueModel, load: float, runs: int, seed: int) -> Iterator[Runs]:
     """Runs of `LAST` requests after the warm-up."""
     setting = Setting(model, load, LAST)
-    for number in range(runs):
-        random = np.random.default_rng([seed, MODELS.index(model), round(100 * load), number])
-        yield from measured_requests(model.simulate(random, 1, setting.simulated, load), DEFAULT_WARMUP_S, LAST)
+    for first in range(0, runs, RUNS_AT_ONCE):
+        random = np.random.default_rng([seed, MODELS.index(model), round(100 * load), first])
+        together = model.simulate(random, min(RUNS_AT_ONCE, runs - first), setting.simulated, load)
+        yield from measured_requests(together, DEFAULT_WARMUP_S, LAST)
 
 
 def first_of(run: Runs, size: int) -> Runs:

@@ -245,7 +245,7 @@ class BenchSettings(BaseModel):
     converge: Annotated[tuple[WidthText, ...], BeforeValidator(_as_tuple)] = Field(
         (),
         description="End the run once the 95 % interval of a metric has at most this relative half-width: "
-        f'"{WIDTH_EXAMPLE}"; repeatable, all must hold. Checked after --converge-requests, then at every doubling.',
+        f'"{WIDTH_EXAMPLE}"; repeatable, all must hold. Checked after --converge-requests, then twice per doubling.',
     )
     converge_requests: int = Field(100, ge=30, description="Measured requests before the first check of --converge.")
     stop_on_overload: bool = Field(

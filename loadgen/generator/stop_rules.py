@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from loadgen.config.objectives import parse_objective, parse_width
 from loadgen.errors import UsageError
+from reports.metrics.early_end import CONVERGED, CONVERGED_FACTOR
 from reports.metrics.named_metrics import has_interval, metric_interval, relative_half_width
 from reports.metrics.requests.request_series import run_dependence
 from reports.metrics.run_metrics import meets_slo
 from reports.metrics.windows import Window, slopes
-from reports.stats.queue_intervals import pooled_fraction
+from reports.stats.queue_intervals import Dependence, pooled_fraction
 
 if TYPE_CHECKING:
     from loadgen.config.bench_config import BenchConfig
@@ -28,7 +29,7 @@ FIRST_LOOK = 50
 # Two-sided 5 % over fifteen looks, which is FIRST_LOOK doubled to 800,000 requests, by Bonferroni's inequality.
 DECISION_PROBABILITY = 1 - 0.05 / 15 / 2
 # A rule that does not depend on the values may be evaluated more often than at doubling sizes.
-DOUBLING, FREQUENT = 2.0, 1.25
+DOUBLING, HALF_DOUBLING, FREQUENT = 2.0, 2.0**0.5, 1.25
 # A queue grows for good if it takes in this share of the arrivals, and at least this many requests.
 GROWING_SHARE, GROWING_REQUESTS = 0.05, 20
 # A significant slope is so many times its 95 % half-width: the errors of slopes in queues are underestimated.
@@ -36,6 +37,8 @@ GROWING_HALF_WIDTHS = 1.5
 # Quantiles of the normal distribution that turn a 95 % interval into a one-sided 99 % bound.
 ONE_SIDED_99, TWO_SIDED_95 = 2.326, 1.960
 QUARTER = 0.25
+# Fewest independent requests of a run that ends because its intervals are narrow: twice those that an interval needs.
+CONVERGED_EFFECTIVE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +64,27 @@ class StopRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Converged:
-    """Every metric's interval is narrow enough: relative half-width at most as given."""
+    """Every metric's interval is narrow enough: relative half-width at most as given.
+
+    The intervals are those of a run that ends here, which are longer than those of a run of a planned length.
+    """
 
     widths: tuple[tuple[str, float], ...]
     least: int = 100
-    growth: float = DOUBLING
+    growth: float = HALF_DOUBLING
 
     def reason(self, partial: PartialRun) -> str | None:
+        met = np.ones(int(partial.measured.started.sum()), dtype=np.bool_)
+        if not can_converge(run_dependence(partial.measured, met)):
+            return None
         known = ((metric_interval(partial.measured, name), share) for name, share in self.widths)
-        return "converged" if all(relative_half_width(interval) <= share for interval, share in known) else None
+        is_narrow = all(CONVERGED_FACTOR * relative_half_width(interval) <= share for interval, share in known)
+        return CONVERGED if is_narrow else None
+
+
+def can_converge(dependence: Dependence) -> bool:
+    """Whether a run is long enough to end because its intervals are narrow: not before several bursts of arrivals."""
+    return not dependence.is_dependent or dependence.effective >= CONVERGED_EFFECTIVE
 
 
 @dataclass(frozen=True, slots=True)

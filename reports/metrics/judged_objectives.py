@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from reports.metrics.early_end import interval_factor
 from reports.metrics.measured import Measured
 from reports.metrics.requests.per_request import LATENCY_NAME, meets_objectives, request_metric_of
 from reports.metrics.requests.request_series import run_fraction
@@ -120,7 +121,9 @@ def _share(objective: Mapping[str, Any], measured: Measured) -> Interval:
         return UNKNOWN
     judged = judged[judged[column].notna() | (judged["status"] != Status.OK)]
     met = meets_objectives(judged, [objective], is_open)
-    return UNKNOWN if met is None or not len(met) else run_fraction(measured, np.asarray(met, dtype=np.bool_))
+    if met is None or not len(met):
+        return UNKNOWN
+    return run_fraction(measured, np.asarray(met, dtype=np.bool_)).widened(interval_factor(measured), most=1.0)
 
 
 def required_share(objective: Mapping[str, Any]) -> float | None:

@@ -6,6 +6,7 @@ Metrics of a request are in `per_request.py`, of token events in `pooled_metrics
 import math
 import re
 
+from reports.metrics.early_end import interval_factor, run_interval
 from reports.metrics.measured import Measured
 from reports.metrics.requests.per_request import (
     LATENCY_NAME,
@@ -45,7 +46,7 @@ def metric_interval(measured: Measured, name: str) -> Interval:
     """
     for metric in PER_RUN:
         if metric.name == name:
-            return metric.function(measured)
+            return run_interval(metric, measured)
     if not has_interval(name):
         raise KeyError(name)
     match = LATENCY_NAME.fullmatch(name)
@@ -57,7 +58,7 @@ def metric_interval(measured: Measured, name: str) -> Interval:
         if column is None
         else _interval(measured, column, percentile)
     )
-    return found.scaled(1e3)
+    return found.widened(interval_factor(measured)).scaled(1e3)
 
 
 def _interval(measured: Measured, column: str, percentile: float | None) -> Interval:

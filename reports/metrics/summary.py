@@ -16,6 +16,7 @@ from reports.metrics.checks.abandoned import find_abandoned
 from reports.metrics.checks.client_facts import client_facts
 from reports.metrics.checks.overload import find_overload
 from reports.metrics.checks.validity import judge_run
+from reports.metrics.early_end import interval_factor, run_interval
 from reports.metrics.finish_run import finish_run
 from reports.metrics.judged_objectives import judge_objective
 from reports.metrics.measured import Measured
@@ -79,7 +80,7 @@ def _summary(run: RunResult, measured: Measured) -> dict[str, Any]:
     cached = cached_share(measured, server)
     window, overload = measured.window, find_overload(measured)
     abandoned = find_abandoned(measured, run.server_metrics)
-    rates = {metric.name: metric.function(measured) for metric in PER_RUN}
+    rates = {metric.name: run_interval(metric, measured) for metric in PER_RUN}
     metrics = _metrics(measured, rates["concurrency_mean"].value)
     summary = {
         "schema_version": SCHEMA_VERSION,
@@ -164,8 +165,10 @@ def _metrics(measured: Measured, concurrency: float) -> dict[str, Any]:
 def _per_request(metric: RequestMetric, measured: Measured, series: QueueSeries) -> dict[str, Any]:
     population = measured.population
     bound = least_bound(population, metric.name)
-    mean = series.mean()
-    found = _statistics(metric, series.values, [series.percentile(percentile) for percentile in PERCENTILES], bound)
+    factor = interval_factor(measured)
+    mean = series.mean().widened(factor)
+    percentiles = [series.percentile(percentile).widened(factor) for percentile in PERCENTILES]
+    found = _statistics(metric, series.values, percentiles, bound)
     hi = mean.interval.hi if math.isinf(bound) else math.inf
     return found | {
         "mean_interval": {"lo": mean.interval.lo, "hi": hi, "needed": mean.needed},
@@ -192,7 +195,7 @@ def _pooled(metric: PooledMetric, measured: Measured, bootstraps: BootstrapCache
     intervals = bootstraps.of(values, sizes)
     requests_per_value = len(sizes) / max(len(values), 1)
     estimates = [
-        BoundedEstimate(interval)
+        BoundedEstimate(interval).widened(interval_factor(measured))
         if is_supported(percentile, len(values))
         else BoundedEstimate.unsupported(
             interval.value, math.ceil(requests_per_value * independent_support(percentile))

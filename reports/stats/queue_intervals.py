@@ -63,6 +63,9 @@ class BoundedEstimate:
         """A value without an interval. needed: the number of requests that an interval needs."""
         return BoundedEstimate(Interval(value, math.nan, math.nan, needed))
 
+    def widened(self, factor: float) -> "BoundedEstimate":
+        return BoundedEstimate(self.interval.widened(factor))
+
     @property
     def is_supported(self) -> bool:
         return not math.isnan(self.interval.lo)

@@ -9,6 +9,7 @@ from benchmarks.reports.repeated_looks import (
     converged_cells,
     history_row,
     is_ever_reported,
+    look_sizes,
     render,
 )
 
@@ -28,7 +29,7 @@ def test_runs_end_at_the_first_look_whose_interval_is_narrow_enough():
     assert wide.ended >= narrow.ended
     assert wide.median_requests is not None
     assert wide.median_requests < (narrow.median_requests or math.inf)
-    assert wide.median_requests / 100 in {2.0**look for look in range(8)}
+    assert {wide.median_requests, narrow.median_requests} <= set(look_sizes())
 
 
 def test_the_tables_have_fractions():
@@ -41,12 +42,12 @@ def test_the_tables_have_fractions():
 
 
 @pytest.mark.slow
-def test_trust_C1_e2e_intervals_of_converged_runs_cover_the_truth_and_those_of_ttft_as_documented():
-    """docs/intervals.md, "Repeated looks": the mean TTFT falls short of 93 %."""
-    cells = [cell for cell in converged_cells("M/G/16", 0.7, runs=100, seed=11) if cell.ended >= 50]
+def test_trust_C1_intervals_of_converged_runs_cover_the_truth():
+    """docs/intervals.md, "Repeated looks". Without the longer intervals, those of the mean TTFT cover 79 to 83 %."""
+    cells = [cell for cell in converged_cells("M/G/16", 0.7, runs=100, seed=11) if cell.ended >= 20]
 
-    assert len(cells) == 6
-    assert [cell for cell in cells if cell.coverage < (0.93 if cell.statistic.startswith("e2e") else 0.75)] == []
+    assert len(cells) >= 10
+    assert [cell for cell in cells if cell.coverage < 0.93] == []
 
 
 @pytest.mark.slow

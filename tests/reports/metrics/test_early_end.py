@@ -1,0 +1,56 @@
+"""A run that ended because its intervals were narrow has wider ones than the same run of a planned length."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from reports.metrics.early_end import CONVERGED, CONVERGED_FACTOR
+from reports.metrics.measured import Measured
+from reports.metrics.named_metrics import metric_interval
+from reports.metrics.summary import summarize
+from reports.run_store import RunResult
+from reports.stats.estimators import Interval
+from tests.support.samples.sample_run import SampleLoad, sample_run
+
+
+@pytest.fixture(scope="module")
+def planned() -> RunResult:
+    return sample_run(SampleLoad(mode="closed", concurrency=4, slots=24))
+
+
+@pytest.fixture(scope="module")
+def converged(planned: RunResult) -> RunResult:
+    return dataclasses.replace(planned, manifest=dataclasses.replace(planned.manifest, stop_reason=CONVERGED))
+
+
+def test_trust_C1_every_interval_of_a_converged_run_is_longer(planned: RunResult, converged: RunResult) -> None:
+    before, after = (dict(intervals(summarize(run))) for run in (planned, converged))
+
+    assert before.keys() == after.keys()
+    assert {"ttft_co_s mean", "e2e_co_s p50", "tpot_s mean", "gap_s p50", "output_tokens_per_s"} <= before.keys()
+    for name, interval in before.items():
+        expected = interval.widened(CONVERGED_FACTOR, most=1.0 if name in ("error_rate", "slo_attainment") else 1e9)
+        assert after[name] == expected or after[name].hi == pytest.approx(expected.hi), name
+        assert after[name].lo == pytest.approx(expected.lo), name
+
+
+def test_trust_C1_the_interval_of_a_named_metric_is_the_one_of_the_summary(converged: RunResult) -> None:
+    found = metric_interval(Measured.of(converged), "ttft_mean_ms")
+
+    shown = summarize(converged)["metrics"]["ttft_s"]["mean_interval"]
+    assert (found.lo, found.hi) == (pytest.approx(1e3 * shown["lo"]), pytest.approx(1e3 * shown["hi"]))
+
+
+def intervals(summary: dict[str, Any]) -> Iterator[tuple[str, Interval]]:
+    """The known intervals of a summary by name."""
+    for name, metric in summary["metrics"].items():
+        found = {each: dict(bounds) for each, bounds in metric["percentiles"].items()}
+        found["mean"] = {"value": metric["mean"], **metric.get("mean_interval", {})}
+        for statistic, bounds in found.items():
+            if None not in (bounds.get("lo"), bounds.get("hi"), bounds["value"]):
+                yield f"{name} {statistic}", Interval(bounds["value"], bounds["lo"], bounds["hi"])
+    for name, rate in summary["rates"].items():
+        if None not in (rate["lo"], rate["hi"]):
+            yield name, Interval(rate["value"], rate["lo"], rate["hi"])
