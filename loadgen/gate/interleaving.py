@@ -117,7 +117,7 @@ class InterleavedSlices:
             side.letter: slice_.servers[side.letter].measured(self.out / f"{slice_.name}-{side.letter}{again}", salt)
             for side in slice_.order
         }
-        return lambda: Pair(*(reads[letter]() for letter in sorted(reads)))
+        return lambda: Pair(a=reads["a"](), b=reads["b"]())
 
     def _valid(self, slice_: Slice, read: ReadPair) -> Pair:
         """The slice pair; an invalid one is repeated once."""

@@ -68,7 +68,7 @@ def _journal(path: Path) -> BaseStorage:
         raise _foreign(path, error) from error
 
 
-class CheckedJournalFile(JournalFileBackend):
+class CheckedJournalFile(JournalFileBackend):  # type: ignore[misc]  # Optuna has no types here
     """A journal file whose lines may become foreign while a study runs, for instance by another program's output."""
 
     def __init__(self, path: str, lock_obj: JournalFileOpenLock) -> None:
