@@ -284,6 +284,9 @@ async def serve_until_stopped(shard: Shard, url: str, group: Sequence[str], link
 
 def _load(config: ShardConfig, rank: RankConfig, tracing: "StepTracing | None") -> "LocalShard":
     try:
+        from reference_server.model_server.models.modelling_import import import_modelling
+
+        import_modelling()
         from reference_server.model_server.calls.local_shard import LocalShard
         from reference_server.model_server.device import choose_device
         from reference_server.model_server.distributed import Rendezvous, open_group

@@ -1,12 +1,13 @@
 """Paged attention by `torch.nn.attention.varlen`, torch's own flash attention: CUDA, 16-bit, no softcap, no ALiBi.
 
 From torch 2.12 the operator reads block tables and serves both phases. Before, it serves prompts only: their keys and
-values are first gathered from the cache, in a copy that is short beside a prompt's attention. The operator's signature
-shows its parameters; a trial on the device shows whether it computes grouped heads, packed and by tables.
+values are first gathered from the cache, in a copy that is short beside a prompt's attention. A trial on the device
+shows whether it computes grouped heads, packed and by tables. The operator is imported at its first use, because it
+imports torch's compiler.
 """
 
 import functools
-import inspect
+import importlib
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import varlen
 
 from reference_server.model_server.attention import triton_backend
 from reference_server.model_server.attention.kernel import AttentionNeeds, AttentionOptions, PerStep
@@ -31,12 +31,9 @@ DTYPES = (torch.float16, torch.bfloat16)
 LEAST_CAPABILITY = (8, 0)
 LARGEST_HEAD = 256
 
-PARAMETERS = frozenset(inspect.signature(varlen.varlen_attn).parameters)
-READS_TABLES = "block_table" in PARAMETERS
+READS_TABLES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12)
 # torch 2.11 has no such argument and checks no head counts.
-_GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in PARAMETERS else {}
-# The arguments of two releases: no release's types fit both.
-_attend: Any = varlen.varlen_attn
+_GROUPED: dict[str, Any] = {"enable_gqa": True} if READS_TABLES else {}
 
 
 class VarlenPrefill:
@@ -144,6 +141,13 @@ def _is_offered(needs: AttentionNeeds) -> bool:
         and torch.cuda.get_device_capability() >= LEAST_CAPABILITY
         and computes(needs.dtype, by_tables=False)
     )
+
+
+def _attend(*arguments: Any, **options: Any) -> Tensor:
+    # The arguments of two releases: no release's types fit both.
+    operator: Any = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+    attended: Tensor = operator(*arguments, **options)
+    return attended
 
 
 @functools.cache

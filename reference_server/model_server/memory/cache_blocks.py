@@ -86,6 +86,11 @@ class PeakTensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._current = 0
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No mark for torch's compiler, which would be imported for it: 150 MB."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Callable[..., Any],

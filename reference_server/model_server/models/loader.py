@@ -187,8 +187,7 @@ def expected_weight_bytes(options: EngineOptions, files: ModelPaths) -> int:
     device, tier = choose_device(), options.tier or family.tier
     quantization = _quantization(options, files, raw, tier, device)
     dtype = resolve_dtype(options, device, config, quantization)
-    with torch.device("meta"), transformers_compat.without_weight_init():
-        model: Any = _model_class(config, files, family, tier)._from_config(config, dtype=dtype)
+    model = transformers_compat.build_empty(_model_class(config, files, family, tier), config, dtype)
     tied = transformers_compat.tied_names(model)
     sizes = {name: parameter.nbytes for name, parameter in model.named_parameters() if name not in tied}
     if quantization is not None:
