@@ -264,6 +264,7 @@ class Engine:
         no_cache = f"Not enough memory for {num_blocks} K/V blocks. You need to decrease `--cuda-memory-fraction`"
         with _explained_out_of_memory(no_cache):
             self.allocate_cache(num_blocks)
+        return_free_memory()
         capacity = num_blocks * block_size
         max_total = request.max_total_tokens or self._default_max_total(capacity, prompt_tokens)
         self._check_prefix_caching(max_total)

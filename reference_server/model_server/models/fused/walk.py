@@ -14,6 +14,8 @@ Linear = Callable[[Tensor], Tensor]
 Activation = Callable[[Tensor], Tensor]
 Attention = Callable[[Tensor, Tensor], Tensor]
 
+MLP_TOKENS = 1024
+"""Tokens of one pass through an MLP on a CPU: its intermediate results are the largest of a prefill."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Rope types whose angles depend on the position only."""
 INITIAL_POSITIONS = 4096
@@ -137,6 +139,11 @@ class Walk:
         return attended.reshape(tokens, heads * head_dim)
 
     def _mlp(self, layer: FusedLayer, normed: Tensor) -> Tensor:
+        if normed.size(0) <= MLP_TOKENS or normed.device.type != "cpu":
+            return self._mlp_part(layer, normed)
+        return torch.cat([self._mlp_part(layer, part) for part in torch.split(normed, MLP_TOKENS)])
+
+    def _mlp_part(self, layer: FusedLayer, normed: Tensor) -> Tensor:
         up = layer.up(normed)
         if not layer.is_gated:
             return layer.down(F.silu(up) if layer.activation is None else layer.activation(up))
