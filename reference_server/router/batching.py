@@ -1,7 +1,7 @@
 """The batching loop: sends the Scheduler's calls to the shard, and each request's tokens to its stream.
 
-It makes no decisions. The next call is sent before the readers of the previous tokens run, so that the shard computes
-while the router writes to its clients.
+It makes no decisions. The next call is sent before the previous tokens are delivered, so that the shard computes while
+the router writes to its clients.
 """
 
 import asyncio
@@ -45,6 +45,7 @@ from reference_server.router.scheduling.scheduler import (
     Prefill,
     Scheduler,
 )
+from reference_server.router.started_call import StartedCall
 from reference_server.router.telemetry.observer import BatchObserver, NullObserver
 from reference_server.router.telemetry.step_trace import StepListener
 from reference_server.transport.shard import Shard
@@ -64,6 +65,8 @@ class Batcher:
     """Drives one Scheduler over one Shard. `run` is the loop; the other methods may be called while it runs.
 
     warm_up: warms up a shard that was unreachable and may be a new process; it raises `ShardError` if that fails.
+    turns_to_send: turns of the event loop from the start of a call until it has been sent. gRPC needs one, a group one
+    more; the link needs none.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Batcher:
         observer: BatchObserver | None = None,
         trace: StepListener | None = None,
         warm_up: Callable[[], Awaitable[None]] | None = None,
+        turns_to_send: int = 2,
         now_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._shard = shard
@@ -81,6 +85,7 @@ class Batcher:
         self._observer: BatchObserver = NullObserver() if observer is None else observer
         self._trace = trace
         self._warm_up = warm_up
+        self._turns_to_send = turns_to_send
         self._now_ns = now_ns
         self._streams: dict[int, GenerationStream] = {}
         self._arrival = asyncio.Event()
@@ -192,10 +197,11 @@ class Batcher:
                     await self._arrival.wait()
                     continue
                 async with self._shard_turn:
-                    answer = asyncio.ensure_future(self._send(call))
+                    answer = StartedCall(self._send(call))
                     try:
-                        # The call is sent first; then the readers of the previous tokens run.
-                        await asyncio.sleep(0)
+                        # The call is sent first; then the previous tokens are delivered.
+                        for _ in range(self._turns_to_send):
+                            await asyncio.sleep(0)
                         self._deliver_pending()
                         reply = await answer
                         if isinstance(reply, StepResult):
@@ -207,7 +213,7 @@ class Batcher:
                         await self._on_error(call, error)
                         continue
                     finally:
-                        answer.cancel()
+                        answer.close()
                 self._pending = self._on_reply(call, reply)
         except Exception:
             logger.exception("the batching loop failed")
@@ -323,7 +329,8 @@ class Batcher:
             if stream is not None:
                 if stream.on_tokens is not None:
                     stream.on_tokens(len(generation.tokens), now_ns)
-                stream.push(events_of(entry, generation), is_last=is_last)
+                if is_last or not stream.write(generation):
+                    stream.push(events_of(entry, generation), is_last=is_last)
                 if is_last:
                     del self._streams[entry.id]
         if num_single:

@@ -13,6 +13,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from reference_server.router.sse import WRITE_NOW
+
 logger = logging.getLogger(__name__)
 # Uvicorn warns of each malformed request; a client can send them without end.
 _of_clients = logging.getLogger(f"{__name__}.of_clients")
@@ -121,6 +123,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["extensions"] = {WRITE_NOW: {"write": self.write_now}}
         self._in_head = self._in_request = True
         self._head_bytes = self._num_headers = self._body_bytes = 0
         self._paused_s = 0.0
@@ -156,6 +159,16 @@ class LimitedProtocol(HttpToolsProtocol):
         self._raw_bytes = 0
         self._disarm()
         super().on_message_complete()
+
+    def write_now(self, body: bytes) -> bool:
+        """Write a part of the streamed answer that has begun; False if the client has left or reads too slowly.
+
+        An ASGI message does the same with a coroutine and a dictionary for each part.
+        """
+        if self.flow.write_paused or self.transport.is_closing():
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002  # uvicorn's text for a malformed request
         """Answer a broken limit or a malformed request, and close."""

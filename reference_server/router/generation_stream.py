@@ -45,6 +45,9 @@ class Finished(NamedTuple):
 
 Event = PrefillDone | TokenArrived | Finished
 
+Writer = Callable[[Generation], bool]
+"""Writes the tokens of a step to the client at once, all or none."""
+
 
 class GenerationStream:
     """An async iterator over one request's events. It ends after `Finished`, or raises.
@@ -52,9 +55,11 @@ class GenerationStream:
     Raises `GenerationError` if the batch failed and `IncompleteGenerationError` if the batching loop ended. `close`
     cancels the request and frees its blocks, at any time. One reader. `on_last` is called with the last event when it
     arrives, however late the reader takes it, and `on_tokens` with the number of tokens of each step and the time.
+    `writer`, if set, takes the tokens of a step in place of a reader that waits for them; it returns False for those
+    that the reader must take.
     """
 
-    __slots__ = ("_close", "_events", "_is_over", "_waiter", "on_last", "on_tokens")
+    __slots__ = ("_close", "_events", "_is_over", "_waiter", "on_last", "on_tokens", "writer")
 
     def __init__(self, close: Callable[[], None]) -> None:
         self._close = close
@@ -63,6 +68,7 @@ class GenerationStream:
         self._is_over = False
         self.on_last: Callable[[Event | RequestError], None] | None = None
         self.on_tokens: Callable[[int, int], None] | None = None
+        self.writer: Writer | None = None
 
     def __aiter__(self) -> "GenerationStream":
         return self
@@ -85,6 +91,20 @@ class GenerationStream:
             self._close()
         self._events.clear()
         self._wake()
+
+    def write(self, generation: Generation) -> bool:
+        """Hand a step that is not the last to the writer; False if its events must be pushed. For the Batcher.
+
+        A reader that waits has handled every earlier event, so the order is kept.
+        """
+        writer, waiter = self.writer, self._waiter
+        if writer is None or waiter is None or waiter.done() or generation.prefill_tokens is not None:
+            return False
+        try:
+            return writer(generation)
+        except Exception:
+            # The reader meets the same error, in its own task.
+            return False
 
     def push(self, events: Iterable[Event | RequestError], *, is_last: bool) -> None:
         """Append events and wake the reader once. For the Batcher."""

@@ -18,7 +18,7 @@ from reference_server.router.decoder import (
     decode_first,
     decode_json,
 )
-from reference_server.router.sse import AsgiMessage, EventStream, Header, Send, render_json
+from reference_server.router.sse import WRITE_NOW, AsgiMessage, EventStream, Header, Send, render_json
 from reference_server.router.telemetry.request_context import NO_CONTEXT
 
 AsgiScope = MutableMapping[str, Any]
@@ -138,7 +138,8 @@ class HttpCall:
     def stream(self, headers: Iterable[Header] = ()) -> EventStream:
         """The answer as an event stream."""
         self.has_answered = True
-        return EventStream(self._send, [*headers, *self.headers])
+        write_now = self._scope.get("extensions", {}).get(WRITE_NOW, {}).get("write")
+        return EventStream(self._send, [*headers, *self.headers], write_now=write_now)
 
     async def _read_part(self) -> tuple[bytes, bool]:
         message = await self.receive()

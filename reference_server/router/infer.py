@@ -20,6 +20,7 @@ from reference_server.router.generation_stream import (
     GenerationStream,
     PrefillDone,
     TokenArrived,
+    Writer,
 )
 from reference_server.router.scheduling.request import ValidGenerateRequest
 from reference_server.router.scheduling.segments import SegmentProgress
@@ -108,8 +109,13 @@ class RunningGeneration:
         self._times = times
         self._queued_ns = infer.batcher.now_ns
         self._release = release
+        self._writer: Writer | None = None
         self._progress = SegmentProgress(first.requested_tokens)
         self._stream = self._submit(first, infer.max_queue_s)
+
+    def write_with(self, writer: Writer) -> None:
+        """Hand tokens to `writer` while this iterator's reader waits; see `GenerationStream`."""
+        self._writer = self._stream.writer = writer
 
     def close(self) -> None:
         """Cancel the generation if it has not ended; frees its blocks."""
@@ -151,6 +157,7 @@ class RunningGeneration:
         stream = self._infer.batcher.submit(request, max_queue_s)
         stream.on_last = self._on_last
         stream.on_tokens = self._times.on_tokens
+        stream.writer = self._writer
         return stream
 
     def _traced(self, request: ValidGenerateRequest) -> ValidGenerateRequest:

@@ -11,9 +11,13 @@ KEEP_ALIVE_S = 15.0
 DONE = b"data: [DONE]\n\n"
 _COMMENT = b":\n\n"
 
+#: Extension of our server in a request's scope; its `write` is a `WriteNow` for the body of a streamed answer.
+WRITE_NOW = "reference_server.write_now"
+
 Header = tuple[bytes, bytes]
 AsgiMessage = MutableMapping[str, Any]
 Send = Callable[[AsgiMessage], Awaitable[None]]
+WriteNow = Callable[[bytes], bool]
 
 #: float32 scalars are written in the shortest form that reads back as single precision; NaN is null.
 JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
@@ -34,10 +38,21 @@ def render_json(value: Any) -> bytes:
 
 
 class EventStream:
-    """A 200 answer whose body is events: enter it with `async with`, then `send` each frame."""
+    """A 200 answer whose body is events: enter it with `async with`, then `send` each frame.
 
-    def __init__(self, send: Send, headers: Iterable[Header], keep_alive_s: float = KEEP_ALIVE_S) -> None:
+    `write_now` writes a frame without a turn of the event loop, if the server and the client allow it. Use it only
+    while no `send` is under way.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        headers: Iterable[Header],
+        keep_alive_s: float = KEEP_ALIVE_S,
+        write_now: WriteNow | None = None,
+    ) -> None:
         self._send = send
+        self._write_now = write_now
         self._headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), *headers]
         self._keep_alive_s = keep_alive_s
         self._loop = asyncio.get_running_loop()
@@ -54,6 +69,13 @@ class EventStream:
     async def send(self, frame: bytes) -> None:
         self._last_s = self._loop.time()
         await self._send({"type": "http.response.body", "body": frame, "more_body": True})
+
+    def write_now(self, frame: bytes) -> bool:
+        """Write a frame at once; False if it was not written and needs `send`."""
+        if self._write_now is None or not self._write_now(frame):
+            return False
+        self._last_s = self._loop.time()
+        return True
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -51,7 +51,7 @@ from reference_server.router.validation.validator import Validator
 from reference_server.tokenizer import SlowTokenizer, Tokenizer
 from reference_server.transport.address import tcp_url
 from reference_server.transport.client import connect
-from reference_server.transport.shard import Shard
+from reference_server.transport.shard import Shard, ShardGroup
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ async def _serve(loaded: Loaded[RouterConfig], stop: _Stop) -> None:
         _log_limits(config, limits)
         options = scheduler_options(config, limits, info)
         _log_batching(config, options)
-        timed = TimedShard(shard, step_timeout_s(config.step_timeout, info.device_type))
+        timed = TimedShard(shard, step_timeout_s(config.step_timeout, info.device_type), shard.turns_to_send)
         files = await asyncio.to_thread(
             find_tokenizer_files, config.tokenizer_name or "", config.revision, config.huggingface_hub_cache
         )
@@ -186,7 +186,7 @@ def _start_tracing(config: RouterConfig, endpoint: str, held: AsyncExitStack) ->
     return tracing
 
 
-async def _connect(config: RouterConfig, held: AsyncExitStack) -> Shard:
+async def _connect(config: RouterConfig, held: AsyncExitStack) -> ShardGroup:
     if config.shard_addr:
         logger.warning("the wire to %s is not authenticated", ", ".join(config.shard_addr))
     try:
@@ -225,7 +225,7 @@ async def _services(
     config: RouterConfig,
     files: TokenizerFiles,
     info: ServerInfo,
-    shard: Shard,
+    shard: "TimedShard",
     options: SchedulerOptions,
     accepts_schemas: bool,
     warm_up: Callable[[], Awaitable[None]],
@@ -239,7 +239,14 @@ async def _services(
     metrics = Metrics(info.limits.max_input_tokens, info.limits.max_total_tokens)
     metrics.batch_max_total_tokens.set(options.max_batch_total_tokens)
     trace = None if config.step_trace is None else _open_trace(config.step_trace, info, options, held)
-    batcher = Batcher(shard, Scheduler(options), observer=metrics, trace=trace, warm_up=warm_up)
+    batcher = Batcher(
+        shard,
+        Scheduler(options),
+        observer=metrics,
+        trace=trace,
+        warm_up=warm_up,
+        turns_to_send=shard.turns_to_send,
+    )
     model_type = files.read_json("config.json").get("model_type")
     grammars = make_compiler(config.disable_grammar_support, tokenizer, accepts_schemas)
     if grammars is not None:
@@ -381,11 +388,15 @@ def step_timeout_s(configured_s: float | None, device_type: str) -> float:
 
 
 class TimedShard:
-    """A `Shard` whose calls raise `StepTimeoutError` after `timeout_s`; warm-up has no limit."""
+    """A `Shard` whose calls raise `StepTimeoutError` after `timeout_s`; warm-up has no limit.
 
-    def __init__(self, shard: Shard, timeout_s: float) -> None:
+    turns_to_send: of the shard, for the `Batcher`.
+    """
+
+    def __init__(self, shard: Shard, timeout_s: float, turns_to_send: int = 2) -> None:
         self._shard = shard
         self._timeout_s = timeout_s
+        self.turns_to_send = turns_to_send
 
     async def info(self) -> ModelInfo:
         return await self._limited(self._shard.info())

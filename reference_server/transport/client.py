@@ -36,11 +36,15 @@ async def connect(
 
     try:
         for url in await _discovered(requested, version):
-            shards.append(RemoteShard(await _channel(url, version, transport, keepalive_s)))  # noqa: PERF401  # if one fails, all are closed
+            channel = await _channel(url, version, transport, keepalive_s)
+            shards.append(RemoteShard(channel))
+            is_lone_link = len(shards) == 1 and isinstance(channel, LinkChannel)
     except ShardError:
         await close()
         raise
-    return ShardGroup(shards, lowest_present_limits if version == "v2" else lowest_limits, close)
+    lowest = lowest_present_limits if version == "v2" else lowest_limits
+    # A lone link writes a request when it is called. gRPC and the calls of several ranks start tasks.
+    return ShardGroup(shards, lowest, close, turns_to_send=0 if is_lone_link else 2)
 
 
 async def _channel(url: str, version: str, transport: Transport, keepalive_s: float) -> GrpcChannel | LinkChannel:

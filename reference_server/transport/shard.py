@@ -118,6 +118,8 @@ class ShardGroup:
 
     All ranks compute every token; each returns the text of the requests with `id % world_size == rank`. An error of any
     rank is an error of the group, and so is a disagreement: diverged ranks would hang in their next collective.
+
+    turns_to_send: turns of the event loop from the start of a call until every rank's has been sent.
     """
 
     def __init__(
@@ -125,11 +127,13 @@ class ShardGroup:
         shards: Sequence[Shard],
         lowest: Callable[[Sequence[WarmupReply]], WarmupReply] = lowest_limits,
         close: Callable[[], Awaitable[object]] | None = None,
+        turns_to_send: int = 2,
     ) -> None:
         assert shards, "a group has at least one shard"
         self._shards = tuple(shards)
         self._lowest = lowest
         self._close = close
+        self.turns_to_send = turns_to_send
 
     def __len__(self) -> int:
         return len(self._shards)

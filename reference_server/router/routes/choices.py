@@ -11,7 +11,7 @@ from typing import NamedTuple
 from reference_server.errors import RequestError
 from reference_server.router.chat.tool_calls import CallReader
 from reference_server.router.chat.tools import NO_TOOL
-from reference_server.router.generation_stream import Event, Finished, PrefillDone, TokenArrived
+from reference_server.router.generation_stream import Event, Finished, PrefillDone, TokenArrived, Writer
 from reference_server.router.services import Services
 from reference_server.router.validation.validator import GenerateCall
 
@@ -61,6 +61,11 @@ class StreamedChoice:
 
     async def __aexit__(self, *_: object) -> None:
         await self._held.aclose()
+
+    def write_with(self, writer: Writer) -> None:
+        """Hand tokens to `writer` while the reader of this choice waits; tokens of a tool call are parsed instead."""
+        if self._make_plain_call is None:
+            self._running.write_with(writer)
 
     @property
     def input_len(self) -> int:

@@ -8,13 +8,13 @@ import numpy
 import orjson
 
 from reference_server.errors import IncompleteGenerationError, RequestError, ValidationError
-from reference_server.messages import Tokens
+from reference_server.messages import Generation, Tokens
 from reference_server.router.generation_stream import Finished, GeneratedToken, TokenArrived
 from reference_server.router.http_call import HttpCall, Route
 from reference_server.router.infer import CompletedGeneration
 from reference_server.router.schemas.tgi import CompatGenerateRequest, GenerateRequest
 from reference_server.router.services import Services
-from reference_server.router.sse import JSON_OPTIONS, render_event
+from reference_server.router.sse import JSON_OPTIONS, EventStream, render_event
 from reference_server.router.telemetry.times import timing_headers
 from reference_server.router.validation.request_rules import check_stream
 from reference_server.router.validation.validator import GenerateCall
@@ -63,15 +63,15 @@ class NativeRoutes:
             try:
                 self._check_stream(request)
                 async with services.infer.start(call, arrived_ns) as running:
-                    index = 0
+                    tokens = TokenEvents(stream)
+                    running.write_with(tokens.write)
                     async for event in running:
                         if isinstance(event, TokenArrived):
-                            index += 1
-                            await stream.send(_render_token(index, event))
+                            await tokens.send(event)
                         elif isinstance(event, Finished):
                             services.observe_success(call, arrived_ns, event)
                             details = _stream_details(event, running.input_len) if parameters.details else None
-                            await stream.send(_render_end(index + 1, event, prefix, details))
+                            await stream.send(_render_end(tokens.count + 1, event, prefix, details))
             except RequestError as error:
                 logger.error("%s", error)
                 await stream.send(render_error(error))
@@ -113,21 +113,39 @@ def render_error(error: RequestError) -> bytes:
     return render_event({"error": str(error), "error_type": error.error_type})
 
 
-def _render_token(index: int, event: TokenArrived) -> bytes:
-    """An event for a token that is not the last; formatted by hand, since it runs for every token."""
-    if event.top_tokens:
-        return render_event(_stream_token(index, event, None, None))
-    token = event.token
+class TokenEvents:
+    """The events of one stream for tokens that are not the last; `count` tokens so far."""
+
+    def __init__(self, stream: EventStream) -> None:
+        self.count = 0
+        self._stream = stream
+
+    def write(self, generation: Generation) -> bool:
+        """Write the tokens of a step at once; those with alternatives are left to `send`."""
+        if generation.top_tokens:
+            return False
+        tokens = generation.tokens
+        fields = zip(tokens.ids, tokens.texts, tokens.logprobs, tokens.is_special, strict=True)
+        frames = [_render_token(index, *token) for index, token in enumerate(fields, start=self.count + 1)]
+        if not self._stream.write_now(frames[0] if len(frames) == 1 else b"".join(frames)):
+            return False
+        self.count += len(frames)
+        return True
+
+    async def send(self, event: TokenArrived) -> None:
+        self.count += 1
+        if event.top_tokens:
+            await self._stream.send(render_event(_stream_token(self.count, event, None, None)))
+        else:
+            await self._stream.send(_render_token(self.count, *event.token))
+
+
+def _render_token(index: int, id_: int, text: str, logprob: float, special: bool) -> bytes:
+    """Formatted by hand, since it runs for every token."""
     return (
         b'data: {"index":%d,"token":{"id":%d,"text":%b,"logprob":%b,"special":%b},'
         b'"generated_text":null,"details":null}\n\n'
-        % (
-            index,
-            token.id,
-            orjson.dumps(token.text),
-            orjson.dumps(_f32(token.logprob), option=JSON_OPTIONS),
-            _SPECIAL[token.special],
-        )
+        % (index, id_, orjson.dumps(text), orjson.dumps(_f32(logprob), option=JSON_OPTIONS), _SPECIAL[special])
     )
 
 

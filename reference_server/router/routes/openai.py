@@ -211,6 +211,9 @@ class OpenAiRoutes:
         total = Usage(0, 0, 0)
         async with http.stream(services.stream_headers(characters)) as stream, AsyncExitStack() as held:
             started = [await _start(choice, held) for choice in choices]
+            only = started[0] if len(started) == 1 else None  # several take turns
+            if isinstance(only, StreamedChoice) and bodies.has_only_text:
+                only.write_with(lambda generation: stream.write_now(bodies.render_texts(generation.tokens)))
             async for index, event in interleave(started):
                 if isinstance(event, Finished | CallEnd):
                     choice, end = choices[index], event.event if isinstance(event, CallEnd) else event

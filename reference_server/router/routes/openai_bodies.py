@@ -8,7 +8,7 @@ import numpy
 import orjson
 
 from reference_server.errors import RequestError
-from reference_server.messages import FinishReason
+from reference_server.messages import FinishReason, Tokens
 from reference_server.router.chat.tool_calls import FIRST_CALL_ID, ToolCall, next_call_id
 from reference_server.router.generation_stream import Finished, GeneratedToken, TokenArrived
 from reference_server.router.infer import CompletedGeneration
@@ -75,6 +75,7 @@ class CompletionBodies:
             "system_fingerprint": info.fingerprint,
         }
         self._head = b'data: %b,"choices":[{"index":' % orjson.dumps(self._frame)[:-1]
+        self._before_text = b'%b0,"text":' % self._head
 
     def answer(self, generations: Sequence[CompletedGeneration], usage: Usage) -> dict[str, Any]:
         choices = [
@@ -82,6 +83,15 @@ class CompletionBodies:
             for index, generation in enumerate(generations)
         ]
         return self._frame | {"choices": choices, "usage": usage.to_json()}
+
+    @property
+    def has_only_text(self) -> bool:
+        """Whether a chunk shows nothing of a token but its text."""
+        return True
+
+    def render_texts(self, tokens: Tokens) -> bytes:
+        """Chunks of the only choice, one for each token."""
+        return _join_chunks(self._before_text, tokens, b',"logprobs":null,"finish_reason":null}]}\n\n')
 
     def render_token(self, index: int, event: TokenArrived | CallDelta) -> bytes:
         assert isinstance(event, TokenArrived), "completions offer no tools"
@@ -110,6 +120,7 @@ class ChatBodies:
         self._call_id = next_call_id(request.messages) if request.tools else FIRST_CALL_ID
         chunk = {"object": "chat.completion.chunk", **self._frame}
         self._head = b'data: %b,"choices":[{"index":' % orjson.dumps(chunk)[:-1]
+        self._before_text = b'%b0,"delta":{"role":"assistant","content":' % self._head
 
     def answer(
         self, generations: Sequence[CompletedGeneration], usage: Usage, calls: Sequence[ToolCall | None]
@@ -125,6 +136,16 @@ class ChatBodies:
             for index, (generation, call) in enumerate(zip(generations, calls, strict=True))
         ]
         return {"object": "chat.completion", **self._frame, "choices": choices, "usage": usage.to_json()}
+
+    @property
+    def has_only_text(self) -> bool:
+        """Whether a chunk of text shows nothing of a token but its text."""
+        return not self._wants_logprobs
+
+    def render_texts(self, tokens: Tokens) -> bytes:
+        """Chunks of the only choice, one for each token; without log-probabilities."""
+        end = b'},"logprobs":null,"finish_reason":null}],"usage":null}\n\n'
+        return _join_chunks(self._before_text, tokens, end)
 
     def render_token(self, index: int, event: TokenArrived | CallDelta) -> bytes:
         if isinstance(event, CallDelta):
@@ -173,6 +194,14 @@ class ChatBodies:
             return None
         tops: Sequence[Sequence[GeneratedToken]] = generation.top_tokens or [()] * len(generation.tokens)
         return {"content": [_logprob(token, top) for token, top in zip(generation.tokens, tops, strict=True)]}
+
+
+def _join_chunks(before: bytes, tokens: Tokens, after: bytes) -> bytes:
+    """A chunk for each token: its text between two constant parts; special tokens have no text."""
+    if len(tokens.texts) == 1:
+        return before + (b'""' if tokens.is_special[0] else orjson.dumps(tokens.texts[0])) + after
+    shown = zip(tokens.texts, tokens.is_special, strict=True)
+    return b"".join([before + (b'""' if is_special else orjson.dumps(text)) + after for text, is_special in shown])
 
 
 def render_stream_error(error: RequestError) -> bytes:

@@ -20,6 +20,7 @@ from reference_server.router.batching import LIVENESS_ID, Batcher, generation_er
 from reference_server.router.generation_stream import Finished, GeneratedToken, PrefillDone, TokenArrived
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
 from reference_server.router.telemetry.observer import NullObserver
+from reference_server.transport.shard import ShardGroup
 from tests.support.wire.scripted_shard import EOS_ID, Reply, ScriptedShard, say
 from tests.support.wire.valid_requests import valid_request
 
@@ -695,6 +696,49 @@ async def test_the_next_call_is_sent_before_the_readers_run():
         order.append((await anext(stream)).token.text)
 
     assert order == ["prefill", "decode", "a", "</s>"]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+async def test_the_next_call_is_sent_before_tokens_are_written_at_once(num_ranks):
+    order = []
+
+    async def send(method):
+        order.append(method)
+
+    async def gate(method):
+        await asyncio.create_task(send(method))  # as grpc does
+
+    ranks = [ScriptedShard(say("a", "b"), gate=gate, rank=rank, world_size=num_ranks) for rank in range(num_ranks)]
+    async with running(ShardGroup(ranks)) as (batcher, _, _):
+        stream = batcher.submit(valid_request(4, 4))
+        stream.writer = lambda generation: order.append(generation.tokens.texts[0]) is None
+        events = await read(stream)
+
+    assert [type(event) for event in events] == [Finished]
+    assert order == [*["prefill"] * num_ranks, *["decode"] * num_ranks, "a", *["decode"] * num_ranks, "b"]
+
+
+async def test_tokens_that_the_writer_does_not_take_reach_the_reader_in_order():
+    texts = []
+
+    def write(generation):
+        text = generation.tokens.texts[0]
+        if text == "fails":
+            raise ValueError(text)
+        if text == "refused":
+            return False
+        texts.append(text)
+        return True
+
+    async with running(ScriptedShard(say("a", "fails", "b", "refused", "c"))) as (batcher, _, _):
+        stream = batcher.submit(valid_request(4, 9))
+        stream.writer = write
+        async for event in stream:
+            texts.append(f"read {event.token.text}")
+            await quiet()  # a slow reader: the next tokens wait behind it
+
+    assert [text.removeprefix("read ") for text in texts] == ["a", "fails", "b", "refused", "c", "</s>"]
+    assert {"read fails", "read refused", "read </s>"} <= set(texts)
 
 
 async def test_the_observer_gets_batches_calls_and_tokens():
