@@ -63,7 +63,7 @@ class NativeRoutes:
             try:
                 self._check_stream(request)
                 async with services.infer.start(call, arrived_ns) as running:
-                    tokens = TokenEvents(stream)
+                    tokens = NativeTokens(stream)
                     running.write_with(tokens.write)
                     async for event in running:
                         if isinstance(event, TokenArrived):
@@ -113,7 +113,7 @@ def render_error(error: RequestError) -> bytes:
     return render_event({"error": str(error), "error_type": error.error_type})
 
 
-class TokenEvents:
+class NativeTokens:
     """The events of one stream for tokens that are not the last; `count` tokens so far."""
 
     def __init__(self, stream: EventStream) -> None:

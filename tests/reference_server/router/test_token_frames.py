@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from reference_server.messages import Generation, Tokens
 from reference_server.router.generation_stream import GeneratedToken, TokenArrived
-from reference_server.router.routes.native import TokenEvents
+from reference_server.router.routes.native import NativeTokens
 from reference_server.router.routes.openai_bodies import ChatBodies, CompletionBodies
 from reference_server.router.schemas.openai import ChatRequest
 from reference_server.router.server_info import ServerInfo
@@ -58,10 +58,10 @@ async def test_native_events_are_the_same_for_a_step_and_for_each_token(tokens):
         written.append(frame)
         return True
 
-    one_by_one = TokenEvents(EventStream(send, []))
+    one_by_one = NativeTokens(EventStream(send, []))
     for each in arrivals(tokens):
         await one_by_one.send(each)
-    whole = TokenEvents(EventStream(send, [], write_now=write))
+    whole = NativeTokens(EventStream(send, [], write_now=write))
 
     assert whole.write(Generation(1, step_of(tokens)))
     assert written == [b"".join(sent)]
@@ -74,7 +74,7 @@ async def test_a_step_that_cannot_be_written_at_once_is_not_counted(is_refused: 
         raise AssertionError(message)
 
     stream = EventStream(send, [], write_now=(lambda _: False) if is_refused else None)
-    events = TokenEvents(stream)
+    events = NativeTokens(stream)
 
     assert not events.write(Generation(1, step_of([(1, "a", -0.5, False)])))
     assert events.count == 0
