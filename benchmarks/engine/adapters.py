@@ -14,6 +14,7 @@ Goals: at most 1.10 with one adapter and 1.25 with eight, at 32 rows of llama-12
 
 import argparse
 import asyncio
+import functools
 import json
 import statistics
 import sys
@@ -30,6 +31,7 @@ from reference_server.adapter_source import AdapterSource
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
 from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
+from reference_server.transport.shard import until_loaded
 
 PROMPT_TOKENS = 32
 PROMPT = "What is deep learning, and how does it differ from other kinds? " * 8
@@ -61,7 +63,7 @@ async def measure(
     with tempfile.TemporaryDirectory() as directory:
         for number in range(max(counts)):
             path = save_random(shard, Path(directory) / str(number), rank, number)
-            await shard.load_adapter(AdapterSource(f"adapter-{number}", str(path)))
+            await until_loaded(functools.partial(shard.load_adapter, AdapterSource(f"adapter-{number}", str(path))))
     await shard.warmup(WarmupRequest(Batch(0, (request(0, None, 1),)), rows * PROMPT_TOKENS))
     kinds = ("decode_s", "decode_cpu_s", "prefill_s", "prefill_cpu_s")
     result: dict[str, dict[str, list[float]]] = {kind: {str(count): [] for count in counts} for kind in kinds}

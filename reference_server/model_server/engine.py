@@ -3,15 +3,14 @@
 import logging
 import os
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from reference_server.adapter_source import AdapterSource
-from reference_server.errors import ArgumentError, ShardError, StartupError, UnsupportedError
+from reference_server.errors import ArgumentError, ShardError, UnsupportedError
 from reference_server.json_files import read_json
 from reference_server.messages import ModelInfo, WarmupReply, WarmupRequest
 from reference_server.model_server.decoding.grammar import Grammars
@@ -45,6 +44,7 @@ from reference_server.model_server.memory.free_memory import return_free_memory
 from reference_server.model_server.memory.kv_cache import KVCache, blocks_for, bytes_per_block
 from reference_server.model_server.models import loader
 from reference_server.model_server.models.adapters import slots
+from reference_server.model_server.models.adapters.loading import AdapterLoads
 from reference_server.model_server.models.families import max_positions
 from reference_server.model_server.models.loader import LoadedModel
 from reference_server.model_server.options import EngineOptions
@@ -90,6 +90,7 @@ class Engine:
         heads = self._draft_heads(speculator)
         added_bytes = self.model.added_bytes + (0 if heads is None else heads.weight_bytes)
         self._weight_bytes = weight_bytes + added_bytes + self._load_adapters()
+        self.adapter_loads = AdapterLoads(self.model.adapters, options.hub_cache, self.enter_thread)
         supports_chunking = self.model.choice.supports_chunking and not self.model.requires_padding
         vision = loaded.vision
         # Earlier tokens attend to later ones, which have to be in the same forward.
@@ -163,32 +164,13 @@ class Engine:
         )
         return engine
 
-    def load_adapter(self, source: AdapterSource) -> int:
-        """Load an adapter; returns its bytes. Raises ShardError with the reason if it is not served."""
-        if self.model.adapters is None:
-            raise ShardError("the model server has no room for adapters: start it with `--adapter-directory`")
-        try:
-            return self.model.adapters.load(source.name, slots.locate(source, self.options.hub_cache))
-        except (StartupError, OSError, RuntimeError) as error:
-            # A RuntimeError would end the shard; this one is of the adapter's tensors alone.
-            raise ShardError(first_line(error)) from error
-
-    def unload_adapter(self, adapter_id: str, used: Collection[int]) -> None:
-        """Forget an adapter. used: the slots of the sequences that run. Raises ShardError if there is none."""
-        try:
-            if self.model.adapters is None:
-                raise ArgumentError(f"no adapter {adapter_id!r} is loaded")
-            self.model.adapters.unload(adapter_id, used)
-        except StartupError as error:
-            raise ShardError(str(error)) from error
-
     def _load_adapters(self) -> int:
         """Load those of the start; returns the bytes that adapters may take."""
         adapters = self.model.adapters
         if adapters is None:
             return 0
         for source in self.options.adapters:
-            adapters.load(source.name, slots.locate(source, self.options.hub_cache))
+            adapters.load(source, slots.locate(source, self.options.hub_cache))
         return max(adapters.nbytes, self.options.adapter_bytes or 0)
 
     def _run_ahead(self) -> RunAhead:

@@ -6,6 +6,7 @@ last request has ended.
 """
 
 import asyncio
+import functools
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from reference_server.adapter_source import AdapterSource, check_name
 from reference_server.errors import AdapterNotFoundError, ArgumentError, ShardError, ValidationError
 from reference_server.presets.catalog import PREFIX
 from reference_server.router.telemetry.metrics import Metrics
-from reference_server.transport.shard import Shard
+from reference_server.transport.shard import Shard, until_loaded
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +155,7 @@ class Adapters:
             if source.name in present:
                 continue
             if source.location:
-                await shard.load_adapter(source)
+                await until_loaded(functools.partial(shard.load_adapter, source))
             elif "#" in source.name:
                 logger.warning(
                     "the model server restarted without the adapter %s, which an earlier router loaded", name

@@ -48,7 +48,7 @@ from reference_server.router.scheduling.scheduler import (
 from reference_server.router.started_call import StartedCall
 from reference_server.router.telemetry.observer import BatchObserver, NullObserver
 from reference_server.router.telemetry.step_trace import StepListener
-from reference_server.transport.shard import Shard
+from reference_server.transport.shard import Shard, until_loaded
 
 logger = logging.getLogger(__name__)
 
@@ -128,9 +128,13 @@ class Batcher:
         return stream
 
     async def load_adapter(self, source: AdapterSource) -> int:
-        """Load an adapter between two steps; returns its bytes. Raises `ShardError`."""
-        async with self._shard_turn:
-            nbytes = await self._shard.load_adapter(source)
+        """Load an adapter; returns its bytes. Steps run while its files are read. Raises `ShardError`."""
+
+        async def load() -> int | None:
+            async with self._shard_turn:
+                return await self._shard.load_adapter(source)
+
+        nbytes = await until_loaded(load)
         self._scheduler.add_adapter(source.name)
         return nbytes
 

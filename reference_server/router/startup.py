@@ -419,7 +419,7 @@ class TimedShard:
     async def clear_cache(self, batch_id: int | None = None) -> None:
         await self._limited(self._shard.clear_cache(batch_id))
 
-    async def load_adapter(self, source: AdapterSource) -> int:
+    async def load_adapter(self, source: AdapterSource) -> int | None:
         return await self._limited(self._shard.load_adapter(source))
 
     async def unload_adapter(self, adapter_id: str) -> None:

@@ -66,10 +66,10 @@ class RemoteShard:
         kind = self._messages["ClearCacheRequest"]
         await self._channel.call("ClearCache", kind() if batch_id is None else kind(id=batch_id))
 
-    async def load_adapter(self, source: AdapterSource) -> int:
+    async def load_adapter(self, source: AdapterSource) -> int | None:
         self._require_adapters()
-        nbytes: int = (await self._channel.call("LoadAdapter", self._codec.encode_adapter(source))).bytes
-        return nbytes
+        reply = await self._channel.call("LoadAdapter", self._codec.encode_adapter(source))
+        return reply.bytes if reply.HasField("bytes") else None
 
     async def unload_adapter(self, adapter_id: str) -> None:
         self._require_adapters()

@@ -24,6 +24,9 @@ from reference_server.messages import (
 
 T = TypeVar("T")
 
+READING_PAUSE_S = 0.02
+"""Between two calls that ask whether an adapter's files are read; each call takes the time between two steps."""
+
 
 class Shard(Protocol):
     """Runs batches. Calls are made one at a time; each raises `ShardError` when it fails.
@@ -53,8 +56,11 @@ class Shard(Protocol):
         """Forget one cached batch, or all. Unknown ids are fine."""
         ...
 
-    async def load_adapter(self, source: AdapterSource) -> int:
-        """Load an adapter under its name, in place of a loaded one of that name; returns its bytes."""
+    async def load_adapter(self, source: AdapterSource) -> int | None:
+        """Load an adapter under its name, in place of one of that name from elsewhere; returns its bytes.
+
+        None while its files are read, beside the steps: repeat the call, as `until_loaded` does.
+        """
         ...
 
     async def unload_adapter(self, adapter_id: str) -> None:
@@ -91,9 +97,16 @@ class BlockingShard(Protocol):
 
     def clear_cache(self, batch_id: int | None = None) -> None: ...
 
-    def load_adapter(self, source: AdapterSource) -> int: ...
+    def load_adapter(self, source: AdapterSource) -> int | None: ...
 
     def unload_adapter(self, adapter_id: str) -> None: ...
+
+
+async def until_loaded(load: Callable[[], Awaitable[int | None]]) -> int:
+    """Repeat a call of `load_adapter` until the adapter is loaded; returns its bytes."""
+    while (nbytes := await load()) is None:  # noqa: ASYNC110  # the shard may be another process
+        await asyncio.sleep(READING_PAUSE_S)
+    return nbytes
 
 
 def lowest_limits(replies: Sequence[WarmupReply]) -> WarmupReply:
@@ -143,7 +156,10 @@ class ShardGroup:
             await self._close()
 
     async def info(self) -> ModelInfo:
-        return _agreed("Info", await self._call_all(lambda shard: shard.info()))
+        """With the adapters that all ranks have: a rank may read one for longer than another."""
+        infos = await self._call_all(lambda shard: shard.info())
+        common = tuple(each for each in infos[0].adapters if all(each in info.adapters for info in infos))
+        return _agreed("Info", [replace(info, adapters=common) for info in infos])
 
     async def health(self) -> None:
         await self._call_all(lambda shard: shard.health())
@@ -171,12 +187,13 @@ class ShardGroup:
     async def clear_cache(self, batch_id: int | None = None) -> None:
         await self._call_all(lambda shard: shard.clear_cache(batch_id))
 
-    async def load_adapter(self, source: AdapterSource) -> int:
-        """The largest rank's bytes. If a rank refuses it, no rank has it."""
+    async def load_adapter(self, source: AdapterSource) -> int | None:
+        """The largest rank's bytes once all ranks have it. If a rank refuses it, no rank has it."""
         loaded = await asyncio.gather(*(shard.load_adapter(source) for shard in self._shards), return_exceptions=True)
         errors = [each for each in loaded if isinstance(each, BaseException)]
         if not errors:
-            return max(each for each in loaded if not isinstance(each, BaseException))
+            sizes = [each for each in loaded if isinstance(each, int)]
+            return max(sizes) if len(sizes) == len(loaded) else None
         for shard, each in zip(self._shards, loaded, strict=True):
             if not isinstance(each, BaseException):
                 with suppress(ShardError):

@@ -68,7 +68,7 @@ class LocalShard:
     async def clear_cache(self, batch_id: int | None = None) -> None:
         await self.thread.call(functools.partial(self.thread.shard.clear_cache, batch_id))
 
-    async def load_adapter(self, source: AdapterSource) -> int:
+    async def load_adapter(self, source: AdapterSource) -> int | None:
         return await self.thread.call(functools.partial(self.thread.shard.load_adapter, source))
 
     async def unload_adapter(self, adapter_id: str) -> None:

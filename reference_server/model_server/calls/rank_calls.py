@@ -116,11 +116,11 @@ class RankCalls:
         self._sweep_adapters()
         self._engine.release_memory()
 
-    def load_adapter(self, source: AdapterSource) -> int:
-        return self._engine.load_adapter(source)
+    def load_adapter(self, source: AdapterSource) -> int | None:
+        return self._engine.adapter_loads.load(source)
 
     def unload_adapter(self, adapter_id: str) -> None:
-        self._engine.unload_adapter(adapter_id, self._used_adapters())
+        self._engine.adapter_loads.unload(adapter_id, self._used_adapters())
 
     def _used_adapters(self) -> set[int]:
         return {sequence.adapter for batch in self._batches.values() for sequence in batch.sequences}

@@ -33,7 +33,7 @@ def run(product: AdapterProduct, tokens: int, inputs: int, dtype: torch.dtype, d
     factors = {slot: None if ranks is None else _factors(ranks, inputs, slot) for slot, ranks in RANKS.items()}
     for slot, each in factors.items():
         product.put(0, slot, None)
-        product.put(1, slot, None if each is None else _on(each, dtype, device))
+        product.put(1, slot, None if each is None else product.stored(_on(each, dtype, device)))
     generator = torch.Generator().manual_seed(tokens)
     rows = torch.randn(tokens, inputs, generator=generator).to(dtype)
     base = torch.randn(tokens, sum(OUTPUTS), generator=generator).to(dtype)

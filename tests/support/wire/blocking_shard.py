@@ -51,7 +51,7 @@ class BlockingTestShard:
     def clear_cache(self, batch_id: int | None = None) -> None:
         self._result(self._shard.clear_cache(batch_id))
 
-    def load_adapter(self, source: AdapterSource) -> int:
+    def load_adapter(self, source: AdapterSource) -> int | None:
         return self._result(self._shard.load_adapter(source))
 
     def unload_adapter(self, adapter_id: str) -> None:

@@ -4,6 +4,7 @@ Those of a GPU are in triton_product.py.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,14 @@ class TorchProduct:
     def __init__(self) -> None:
         self._factors: dict[tuple[int, int], SiteFactors] = {}
 
-    def put(self, site: int, slot: int, factors: SiteFactors | None) -> None:
-        if factors is None:
+    def stored(self, factors: SiteFactors) -> SiteFactors:
+        return factors
+
+    def put(self, site: int, slot: int, stored: SiteFactors | None) -> None:
+        if stored is None:
             self._factors.pop((site, slot), None)
         else:
-            self._factors[site, slot] = factors
+            self._factors[site, slot] = stored
 
     def add(self, site: int, segments: AdapterSegments, rows: Tensor, result: Tensor) -> None:
         starts = segments.rows.starts.tolist()
@@ -61,6 +65,14 @@ class TorchProduct:
                 result[:, update.outputs].index_add_(0, index, F.linear(shrunk[:, update.ranks], update.b))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PanelFactors:
+    """A record of the table, and the tensors whose addresses it has."""
+
+    record: Any
+    tensors: tuple[Tensor, ...]
+
+
 class CompiledProduct:
     """All groups in one operator. The table has the factors of all sites and slots; the compiled walk reads it too."""
 
@@ -69,23 +81,14 @@ class CompiledProduct:
     def __init__(self, operators: Any) -> None:
         self._operator = operators.adapters.default
         self._table = np.zeros((0, 0), FACTORS)
-        self._tensors: dict[tuple[int, int], list[Tensor]] = {}
+        self._stored: dict[tuple[int, int], PanelFactors] = {}
         self._rows: list[Tensor] = []
         self.table = torch.empty(0, dtype=torch.uint8)
         """[sites, slots] FACTORS as bytes."""
 
-    def put(self, site: int, slot: int, factors: SiteFactors | None) -> None:
-        self._grow(site + 1, slot + 1)
-        self._table[site, slot] = np.zeros((), FACTORS)
-        self._tensors.pop((site, slot), None)
-        if factors is not None:
-            self._tensors[site, slot] = self._describe(self._table[site, slot : slot + 1], factors)
-
-    def add(self, site: int, segments: AdapterSegments, rows: Tensor, result: Tensor) -> None:
-        self._operator(result, rows, self._rows[site], torch.from_numpy(segments.rows.packed))
-
-    def _describe(self, record: Any, factors: SiteFactors) -> list[Tensor]:
-        """Write a record of the table; returns the tensors whose addresses it has. Ranks are padded to even numbers."""
+    def stored(self, factors: SiteFactors) -> "PanelFactors":
+        """Ranks are padded to even numbers."""
+        record = np.zeros((), FACTORS)
         ranks, kept = [], []
         first_rank = 0
         for number, update in enumerate(factors.updates):
@@ -93,13 +96,25 @@ class CompiledProduct:
             b = in_panels(F.pad(update.b, (0, odd)))
             ranks.append(F.pad(factors.a[update.ranks], (0, 0, 0, odd)))
             outputs, rank = update.b.shape
-            record["updates"][0, number] = (b.data_ptr(), rank + odd, first_rank, outputs, update.first_output)
+            record["updates"][number] = (b.data_ptr(), rank + odd, first_rank, outputs, update.first_output)
             first_rank += rank + odd
             kept.append(b)
         a = in_panels(torch.cat(ranks))
         record["packed"], record["ranks"], record["inputs"] = a.data_ptr(), first_rank, factors.a.shape[1]
         record["parts"] = len(factors.updates)
-        return [a, *kept]
+        return PanelFactors(record, (a, *kept))
+
+    def put(self, site: int, slot: int, stored: "PanelFactors | None") -> None:
+        self._grow(site + 1, slot + 1)
+        if stored is None:
+            self._table[site, slot] = np.zeros((), FACTORS)
+            self._stored.pop((site, slot), None)
+        else:
+            self._table[site, slot] = stored.record
+            self._stored[site, slot] = stored
+
+    def add(self, site: int, segments: AdapterSegments, rows: Tensor, result: Tensor) -> None:
+        self._operator(result, rows, self._rows[site], torch.from_numpy(segments.rows.packed))
 
     def _grow(self, sites: int, slots: int) -> None:
         shape = self._table.shape

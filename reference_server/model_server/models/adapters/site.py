@@ -54,8 +54,12 @@ class AdapterProduct(Protocol):
 
     name: str
 
-    def put(self, site: int, slot: int, factors: SiteFactors | None) -> None:
-        """Keep an adapter's factors at a site, or forget them."""
+    def stored(self, factors: SiteFactors) -> Any:
+        """The factors as `put` takes them: in the layout of the product. In any thread."""
+        ...
+
+    def put(self, site: int, slot: int, stored: Any | None) -> None:
+        """Keep an adapter's factors at a site, or forget them. Between two steps."""
         ...
 
     def add(self, site: int, segments: AdapterSegments, rows: Tensor, result: Tensor) -> None:
@@ -114,9 +118,13 @@ class Site:
             first_rank += len(a)
         return SiteFactors(torch.cat(rows), tuple(updates))
 
-    def put(self, slot: int, factors: SiteFactors | None) -> None:
+    def stored(self, factors: SiteFactors) -> Any:
+        """The factors in the layout of the product, for `put`."""
+        return self._product.stored(factors)
+
+    def put(self, slot: int, stored: Any | None) -> None:
         """Set or clear the factors of a slot."""
-        self._product.put(self._number, slot, factors)
+        self._product.put(self._number, slot, stored)
 
     def add(self, rows: Tensor, result: Tensor) -> None:
         """Add the updates of the step in progress. rows: [..., inputs]; result: [..., outputs], contiguous."""

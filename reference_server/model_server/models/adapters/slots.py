@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from reference_server import model_files
 from reference_server.adapter_source import AdapterSource
@@ -31,6 +32,17 @@ class AdapterLimits:
 class LoadedAdapter:
     slot: int
     nbytes: int
+    source: AdapterSource
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAdapter:
+    """An adapter that was read and fits the model. factors: of each site, as the product stores them."""
+
+    directory: Path
+    rank: int
+    nbytes: int
+    factors: tuple[Any, ...]
 
 
 class AdapterSlots:
@@ -61,39 +73,61 @@ class AdapterSlots:
     @property
     def nbytes(self) -> int:
         """Bytes of all factors in memory, those of unloaded adapters that sequences still use included."""
-        return sum(each.nbytes for each in (*self._loaded.values(), *self._retired.values()))
+        # Copies, since a thread that reads asks too.
+        return sum(each.nbytes for each in (*list(self._loaded.values()), *list(self._retired.values())))
 
     def find(self, adapter_id: str | None) -> int:
         """The slot of an adapter. An unknown id selects the base model, as the protocol defines."""
         loaded = None if adapter_id is None else self._loaded.get(adapter_id)
         return BASE if loaded is None else loaded.slot
 
-    def load(self, adapter_id: str, directory: Path) -> int:
-        """Load an adapter from its files; returns its bytes. It replaces a loaded one of the same id.
+    def nbytes_from(self, source: AdapterSource) -> int | None:
+        """Bytes of the adapter that is loaded from there under that name; None if none is."""
+        loaded = self._loaded.get(source.name)
+        return loaded.nbytes if loaded is not None and loaded.source == source else None
 
-        Raises ArgumentError over a limit, StartupError for wrong files, UnsupportedError for what is not served.
-        """
+    def load(self, source: AdapterSource, directory: Path) -> int:
+        """Read and install an adapter; returns its bytes. Errors as of `check_count`, `read` and `install`."""
+        self.check_count(source.name)
+        return self.install(source, self.read(source, directory))
+
+    def check_count(self, adapter_id: str) -> None:
+        """Raise ArgumentError if there is no room for another adapter."""
         if adapter_id not in self._loaded and len(self._loaded) >= self._limits.count:
             raise ArgumentError(
                 f"{len(self._loaded)} adapters are loaded, the limit of `--max-adapters`: unload one of them"
             )
-        self._check_bytes(adapter_id, find_file(directory).stat().st_size)
+
+    def read(self, source: AdapterSource, directory: Path) -> ReadAdapter:
+        """Read and check an adapter's files, in any thread.
+
+        Raises ArgumentError over a limit, StartupError for wrong files, UnsupportedError for what is not served.
+        """
+        self._check_bytes(source.name, find_file(directory).stat().st_size)
         adapter = Adapter.open(directory).renamed(self._own_name)
         self._check_base(adapter, directory)
         self._check_shapes(adapter, directory)
         factors = [site.factors_of(adapter) for site in self._sites]
         nbytes = sum(each.nbytes for each in factors if each is not None)
-        self._check_bytes(adapter_id, nbytes)
+        self._check_bytes(source.name, nbytes)
+        stored = (None if each is None else site.stored(each) for site, each in zip(self._sites, factors, strict=True))
+        return ReadAdapter(directory, adapter.rank, nbytes, tuple(stored))
+
+    def install(self, source: AdapterSource, read: ReadAdapter) -> int:
+        """Serve an adapter; returns its bytes. It replaces a loaded one of the same id. Raises ArgumentError."""
+        self.check_count(source.name)
+        self._check_bytes(source.name, read.nbytes)
         slot = self._free_slot()
-        for site, each in zip(self._sites, factors, strict=True):
+        for site, each in zip(self._sites, read.factors, strict=True):
             site.put(slot, each)
-        if (earlier := self._loaded.get(adapter_id)) is not None:
+        if (earlier := self._loaded.get(source.name)) is not None:
             self._retired[earlier.slot] = earlier
-        self._loaded[adapter_id] = LoadedAdapter(slot, nbytes)
+        self._loaded[source.name] = LoadedAdapter(slot, read.nbytes, source)
         logger.info(
-            "loaded the adapter %s: rank %d, %.1f MiB, from %s", adapter_id, adapter.rank, nbytes / MIB, directory
+            "loaded the adapter %s: rank %d, %.1f MiB, from %s",
+            *(source.name, read.rank, read.nbytes / MIB, read.directory),
         )
-        return nbytes
+        return read.nbytes
 
     def unload(self, adapter_id: str, used: Collection[int]) -> None:
         """Forget an adapter; its factors stay until `sweep` finds that no sequence uses them. Raises ArgumentError."""

@@ -49,15 +49,18 @@ class TritonProduct:
         self._factors: dict[int, dict[int, SiteFactors]] = {}
         self._rooms: dict[int, _Room] = {}
 
-    def put(self, site: int, slot: int, factors: SiteFactors | None) -> None:
+    def stored(self, factors: SiteFactors) -> SiteFactors:
+        return factors
+
+    def put(self, site: int, slot: int, stored: SiteFactors | None) -> None:
         self._grow(site + 1, slot + 1)
         at_site = self._factors.setdefault(site, {})
-        if factors is None:
+        if stored is None:
             at_site.pop(slot, None)
             self._table[site, slot].zero_()
         else:
-            at_site[slot] = factors
-            self._table[site, slot].copy_(torch.tensor(_record(factors)))
+            at_site[slot] = stored
+            self._table[site, slot].copy_(torch.tensor(_record(stored)))
         self._rooms[site] = _Room.of(at_site.values())
 
     def add(self, site: int, segments: AdapterSegments, rows: Tensor, result: Tensor) -> None:
