@@ -126,9 +126,10 @@ SHARDED = ("llama-tied-llama3-rope", "qwen2-sharded", "gpt2")
 async def test_two_ranks_with_adapters_generate_the_ids_of_one(tmp_path: Path) -> None:
     directories = {name: save_tiny_model(tmp_path / name, name) for name in SHARDED}
     sizes = {"hidden_size": 64, "intermediate_size": 128}
-    directories["gptq"] = save_quantized(tmp_path / "gptq", "llama", "gptq-act-order", **sizes)[0]
+    for method in ("gptq-act-order", "awq", "ct-int8"):
+        directories[method] = save_quantized(tmp_path / method, "llama", method, **sizes)[0]
     for name, directory in directories.items():
-        model = make_tiny_model("llama", **sizes) if name == "gptq" else make_tiny_model(name)
+        model = make_tiny_model(name) if name in SHARDED else make_tiny_model("llama", **sizes)
         for rank in (2, 5):
             save_adapter(directory / "adapters" / f"rank-{rank}", model, rank, seed=rank)
 

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from reference_server.adapter_source import AdapterSource
-from reference_server.config import Transport
+from reference_server.configuration.config import Transport
 from reference_server.errors import ShardError
-from reference_server.model_server.local_shard import LocalShard
+from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.transport.shard import Shard, until_loaded
 from tests.support.models.adapters import merged, save_adapter
 from tests.support.models.shard_driver import ShardDriver

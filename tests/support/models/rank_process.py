@@ -4,6 +4,7 @@ python -m tests.support.models.rank_process RANK WORLD_SIZE RENDEZVOUS_FILE MODE
 """
 
 import asyncio
+import functools
 import json
 import sys
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from reference_server.messages import (
 from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.distributed import Rendezvous, open_group
 from reference_server.model_server.options import EngineOptions
+from reference_server.transport.shard import until_loaded
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_models import random_prompt, text_of
 from tests.support.models.tiny_vision import SavedVisionModel, picture
@@ -34,7 +36,7 @@ PROMPTS = [random_prompt(length) for length in (4, 20, 2, 11)]
 async def run_load(directory: Path, rank: int, world_size: int) -> dict[str, Any]:
     """Run greedy and seeded requests together; returns the outcomes of this rank's requests, and its limits.
 
-    The adapters in `directory`/adapters are used by the first requests, one each.
+    The adapters in `directory`/adapters are used by the first requests, one each; the last one is loaded at run time.
     """
     name, _, cache = directory.name.partition("@")
     directory = directory.with_name(name)
@@ -44,7 +46,7 @@ async def run_load(directory: Path, rank: int, world_size: int) -> dict[str, Any
         dtype="float32",
         cpu_memory_gib=0.01,
         compute_threads=1,
-        adapters=adapters,
+        adapters=adapters[:-1],
         kv_cache_dtype=FLOAT8_NAMES.get(cache),
     )
     adapter_ids = dict(enumerate(each.name for each in adapters))
@@ -54,6 +56,8 @@ async def run_load(directory: Path, rank: int, world_size: int) -> dict[str, Any
     shard = LocalShard.load(options, rank, world_size)
     request = Request(0, (text_of([1] * 16),), 16, ChooserParameters(), StoppingParameters(1))
     reply = await shard.warmup(WarmupRequest(Batch(0, (request,)), 16))
+    for each in adapters[-1:]:
+        await until_loaded(functools.partial(shard.load_adapter, each))
     driver = ShardDriver(shard)
     seeded = ChooserParameters(temperature=0.8, seed=7)
     first = await driver.prefill(
