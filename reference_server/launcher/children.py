@@ -1,10 +1,11 @@
 """Command line and environment of every child process. Pure: strings in, strings out."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from reference_server.adapter_source import AdapterSource, parse_adapters
 from reference_server.configuration.config import HubConfig, RouterConfig, Secret, ServerConfig, ShardConfig
 from reference_server.configuration.config_fields import argv_of, environ_of, text_of, variables_of
 from reference_server.configuration.ignored_variables import without_ignored
@@ -17,7 +18,7 @@ from reference_server.model_server.weights.files import (
     missing_shards,
     weight_names,
 )
-from reference_server.presets.catalog import find
+from reference_server.presets.catalog import find, find_adapter
 
 SERVER_PROGRAM = "text-generation-server"
 ROUTER_PROGRAM = "text-generation-router"
@@ -81,14 +82,44 @@ def needs_download(config: ServerConfig) -> bool:
     return is_adapter(names) or has_base or not weights or bool(missing_shards(weights))
 
 
+def hub_adapters(config: ServerConfig) -> tuple[AdapterSource, ...]:
+    """The adapters of `--lora-adapters` that are repositories of the hub."""
+    return tuple(
+        source
+        for source in parse_adapters(config.lora_adapters, config.model_id)
+        if find_adapter(source.location) is None
+        and not source.location.startswith(("/", "./", "../"))
+        and not Path(source.location).is_dir()
+    )
+
+
 def download_command(plan: LaunchPlan, programs: Programs, environ: Mapping[str, str]) -> ChildCommand:
     """Download the model's weights; an adapter is merged into its base model."""
     config = plan.config
     assert config.model_id is not None
-    argv = [*programs.server, "download-weights", config.model_id, "--extension", ".safetensors"]
-    argv += ["--logger-level", "INFO", "--json-output", "--merge-lora"]
-    argv += ["--revision", config.revision] if config.revision else []
-    argv += ["--trust-remote-code"] if config.trust_remote_code else []
+    flags = ["--merge-lora", *(["--trust-remote-code"] if config.trust_remote_code else [])]
+    return _download(config, programs, environ, config.model_id, config.revision, flags)
+
+
+def download_adapter_command(
+    source: AdapterSource, plan: LaunchPlan, programs: Programs, environ: Mapping[str, str]
+) -> ChildCommand:
+    """Download an adapter, which stays as it is."""
+    # The override has the files of the model.
+    config = plan.config.model_copy(update={"weights_cache_override": None})
+    return _download(config, programs, environ, source.location, source.revision, [])
+
+
+def _download(
+    config: ServerConfig,
+    programs: Programs,
+    environ: Mapping[str, str],
+    model_id: str,
+    revision: str | None,
+    flags: Sequence[str],
+) -> ChildCommand:
+    argv = [*programs.server, "download-weights", model_id, "--extension", ".safetensors"]
+    argv += ["--logger-level", "INFO", "--json-output", *flags, *(["--revision", revision] if revision else [])]
     added = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", **_hub_variables(config)}
     return ChildCommand(tuple(argv), _inherited(environ, ShardConfig) | added)
 

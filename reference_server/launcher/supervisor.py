@@ -17,7 +17,9 @@ from reference_server.launcher.child import Child, Guardian, describe_end
 from reference_server.launcher.children import (
     ChildCommand,
     Programs,
+    download_adapter_command,
     download_command,
+    hub_adapters,
     needs_download,
     router_command,
     shard_command,
@@ -136,12 +138,27 @@ class _Supervisor:
             await self._watch_shards()
 
     async def _download(self) -> None:
-        config = self._plan.config
-        if not needs_download(config):
-            return
-        logger.info("Downloading the weights of %s", config.model_id)
-        scope = Scope("download", as_one=config.json_output)
-        command = download_command(self._plan, self._launch.programs, self._launch.environ)
+        """Get the weights of the model, then the adapters that the hub has."""
+        config, programs, environ = self._plan.config, self._launch.programs, self._launch.environ
+        if needs_download(config):
+            names = ", ".join(preset.model_id for preset in PRESETS)
+            await self._download_one(
+                f"the weights of {config.model_id}",
+                download_command(self._plan, programs, environ),
+                f"Without a hub, set --model-id to a local directory or a built-in model: {names}",
+            )
+        for source in hub_adapters(config):
+            if self._stop.is_set():
+                return
+            await self._download_one(
+                f"the adapter {source.location}",
+                download_adapter_command(source, self._plan, programs, environ),
+                f"Without a hub, set --lora-adapters {source.name}=PATH to a local directory",
+            )
+
+    async def _download_one(self, name: str, command: ChildCommand, remedy: str) -> None:
+        logger.info("Downloading %s", name)
+        scope = Scope("download", as_one=self._plan.config.json_output)
         child = await self._spawn("download", command, scope, "DownloadError")
         await self._first(child)
         if child.running:
@@ -151,15 +168,10 @@ class _Supervisor:
         status = await child.wait()
         self._forget(child)
         if status == 0:
-            logger.info("Downloaded the weights")
+            logger.info("Downloaded %s", name)
             return
         scope.log(logging.ERROR, f"the download {describe_end(status)}: {await child.errors()}")
-        names = ", ".join(preset.model_id for preset in PRESETS)
-        raise LaunchError(
-            "DownloadError",
-            f"could not load the weights of {config.model_id}: the download {describe_end(status)}. Without a hub,"
-            f" set --model-id to a local directory or a built-in model: {names}",
-        )
+        raise LaunchError("DownloadError", f"could not load {name}: the download {describe_end(status)}. {remedy}")
 
     async def _start_shards(self) -> None:
         started = time.monotonic()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save
 
+from reference_server.presets.catalog import find_adapter
 from tests.support.models.tiny_models import generate_alone, make_tiny_model, save_tiny_model, text_of
 from tests.support.servers.hub import fake_hub
 from tests.support.servers.launched_server import serve
@@ -64,3 +65,41 @@ def test_a_downloaded_model_is_served_without_a_hub(tmp_path):
         ids = server.token_ids(text_of(PROMPT))
 
     assert ids == generate_alone(make_tiny_model("llama"), PROMPT, 12)
+
+
+@pytest.mark.slow
+def test_the_launcher_downloads_adapters_and_then_serves_them_without_a_hub(tmp_path):
+    """A launch from the hub, one from its cache, and one with an adapter that nobody has."""
+    files = find_adapter("preset:exclaim")
+    assert files is not None
+    places = {"HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_secret"}
+    asked = {"inputs": "Once upon a time", "parameters": {"adapter_id": "clerk", "max_new_tokens": 24}}
+    with fake_hub() as hub:
+        hub.add("some/adapter", {path.name: path.read_bytes() for path in files.iterdir()}, "v2", token="hf_secret")
+        flags = ("--lora-adapters", "clerk=some/adapter@v2,own=preset:exclaim")
+        with serve(*flags, **places, HF_ENDPOINT=hub.url) as server:
+            text = server.post("/generate", asked)
+            lines = server.output.splitlines()
+        num_requests = len(hub.requests)
+        lost = subprocess.run(
+            [sys.executable, "-m", "reference_server.launcher.cli", "--lora-adapters", "some/missing", "--port", "0"],
+            env={**os.environ, **places, "HF_ENDPOINT": hub.url},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    with serve(*flags, **places, HF_HUB_OFFLINE="1") as server:
+        again = server.post("/generate", asked)
+        same = server.post("/generate", {**asked, "parameters": {**asked["parameters"], "adapter_id": "own"}})
+
+    assert text == again == same
+    assert "!" in text["generated_text"]
+    assert num_requests > 0
+    steps = ("Downloaded the adapter some/adapter", "Waiting for 1 shard(s)")
+    first, second = (next(n for n, line in enumerate(lines) if each in line) for each in steps)
+    assert first < second
+    assert lost.returncode == 1
+    assert "Error: DownloadError: could not load the adapter some/missing" in lost.stdout + lost.stderr
+    assert "set --lora-adapters some/missing=PATH to a local directory" in lost.stdout + lost.stderr
+    assert "hf_secret" not in lost.stdout + lost.stderr + "".join(lines)

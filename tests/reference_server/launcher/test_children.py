@@ -10,7 +10,9 @@ from reference_server.launcher.children import (
     SHARD_FLAGS,
     ChildCommand,
     Programs,
+    download_adapter_command,
     download_command,
+    hub_adapters,
     launch_settings,
     logger_level,
     needs_download,
@@ -214,6 +216,21 @@ def test_the_download_command() -> None:
         "--merge-lora", "--revision", "r",
     )  # fmt: skip
     assert command.environ == {"PATH": "/bin", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+
+
+def test_adapters_of_the_hub_are_downloaded_as_they_are(tmp_path: Path) -> None:
+    adapters = f"a/b,clerk=c/d@v2,exclaim=preset:exclaim,local={tmp_path},lost=/no/such/directory"
+    launch = plan(lora_adapters=adapters, weights_cache_override="/weights", hub_token="hf_secret")
+
+    commands = [download_adapter_command(each, launch, PROGRAMS, {}) for each in hub_adapters(launch.config)]
+
+    words = ("server", "download-weights")
+    flags = ("--extension", ".safetensors", "--logger-level", "INFO", "--json-output")
+    assert [command.argv for command in commands] == [
+        (*words, "a/b", *flags),
+        (*words, "c/d", *flags, "--revision", "v2"),
+    ]
+    assert commands[0].environ == {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_TOKEN": "hf_secret"}
 
 
 def test_what_needs_no_download(tmp_path: Path) -> None:
