@@ -81,7 +81,7 @@ def _predicted(
         if not left or not is_new or why_rejected(settings, space, server) is not None:
             continue
         known.add(key_of(settings))
-        predicted = predict(base.with_settings(settings, costs.pool), costs.models[scheme], simulated, NAMES)
+        predicted = predict(base.with_settings(settings, costs.pool), costs.of(settings), simulated, NAMES)
         if all(predicted.get(name, 0) > 0 for name in NAMES):
             left -= 1
             yield settings, predicted

@@ -150,9 +150,14 @@ class KvPool:
 
 def element_bytes(settings: Mapping[str, Any]) -> int:
     """Bytes of a number in the K/V cache."""
-    if str(settings.get("kv_cache_dtype") or "").startswith("fp8"):
+    if has_float8_cache(settings):
         return 1
     return 4 if settings.get("dtype") == "float32" else 2
+
+
+def has_float8_cache(settings: Mapping[str, Any]) -> bool:
+    """Whether a number in the K/V cache has eight bits."""
+    return str(settings.get("kv_cache_dtype") or "").startswith("fp8")
 
 
 def scheme_of(settings: Mapping[str, Any]) -> str:

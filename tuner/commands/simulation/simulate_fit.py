@@ -11,8 +11,10 @@ from tuner.commands.simulation.simulate_outside import add_outside_flags, calibr
 from tuner.simulator.fitting.client_cost import client_cost_of
 from tuner.simulator.fitting.cost_file import COST_FILE, Costs, fit_costs
 from tuner.simulator.fitting.step_trace import read_steps
+from tuner.simulator.server import has_float8_cache
 
 RUN = "run"
+CACHE = "kv_cache_dtype"
 
 
 def _add_output_flag(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +44,7 @@ def add_calibrate_flags(parser: argparse.ArgumentParser) -> None:
 def calibrate(args: argparse.Namespace) -> int:
     """Launch the server once for each `quantize` value, send designed requests, and fit the cost model.
 
+    A searched eight-bit K/V cache has a launch of its own, with the first of these values.
     With --url the server is already running, and the model is fitted to client timings.
     """
     if args.url is not None:
@@ -62,7 +65,9 @@ def calibrate(args: argparse.Namespace) -> int:
         raise UsageError(f"`kind` is {config.server.kind}, but only the bundled server writes step traces")
     fixed = {"model_id": config.server.model_id, **config.server.fixed}
     space = SearchSpace.of(params_of(config), config.forbid, server.known)
-    design = server.initial_design(space, fixed) or [{}]
+    design = list(server.initial_design(space, fixed) or [{}])
+    searched = [{CACHE: value} for each in space.parameters if each.name == CACHE for value in each.values or ()]
+    design += [{**design[0], **cache} for cache in searched if has_float8_cache(cache)]
     launches = [space.with_models(server.resolved({**fixed, **chosen})) for chosen in design]
     return _write(args, fit_costs(run_calibration(server, launches, args.out, progress_of(args))))
 
@@ -82,6 +87,8 @@ def _write(args: argparse.Namespace, costs: Costs) -> int:
         for phase, median in model.errors.median.items() if model.errors is not None else ():
             p90 = model.errors.p90[phase] if model.errors is not None else 0.0
             print(f"  held-out {phase} steps: median error {median:.1%}, p90 {p90:.1%}")
+    if costs.float8_keys is not None:
+        print(f"cached keys of an eight-bit K/V cache take {costs.float8_keys:.3g} times as long")
     client = costs.client
     if client.is_known:
         print(f"client: {client.client_ns / 1e3:.0f} us a request, {client.tokenize_ns / 1e3:.1f} us a prompt token")

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import CostModelError, NotSimulatedError
+from tuner.simulator.fitting.cache_cost import fit_factor, with_keys_scaled
 from tuner.simulator.fitting.client_cost import NO_COST, ClientCost
 from tuner.simulator.fitting.step_cost import FORMAT, CostModel, fit, rescaled
 from tuner.simulator.fitting.step_trace import TracedSteps, joined, without_first_of_shape
-from tuner.simulator.server import KvPool, SimulatedServer, scheme_of
+from tuner.simulator.server import KvPool, SimulatedServer, has_float8_cache, scheme_of
 
 COST_FILE = "cost.json"
 FEWEST_DECODES = 20
@@ -27,12 +28,14 @@ class Costs:
     """The content of a cost file.
 
     models: by value of `quantize`. servers: measured launches; the first is the reference. client: time of a request
-    outside model steps.
+    outside model steps. float8_keys: factor on the time of cached keys with an eight-bit K/V cache; None if no launch
+    had one beside a launch without.
     """
 
     models: Mapping[str, CostModel]
     servers: tuple[SimulatedServer, ...] = ()
     client: ClientCost = NO_COST
+    float8_keys: float | None = None
 
     def of(self, settings: Mapping[str, Any]) -> CostModel:
         """The model of a configuration. Raises NotSimulatedError if its `quantize` was not measured."""
@@ -41,7 +44,10 @@ class Costs:
             raise NotSimulatedError(
                 f"`quantize` {scheme} was not measured: the cost file has only {', '.join(self.models)}"
             )
-        return self.models[scheme]
+        model = self.models[scheme]
+        if self.float8_keys is None or not has_float8_cache(settings):
+            return model
+        return with_keys_scaled(model, self.float8_keys)
 
     @property
     def reference(self) -> SimulatedServer:
@@ -89,6 +95,7 @@ class Costs:
             "format": FORMAT,
             "client_ns": self.client.client_ns,
             "tokenize_ns": self.client.tokenize_ns,
+            "float8_keys": self.float8_keys,
             "models": {scheme: model.to_json() for scheme, model in self.models.items()},
             "servers": [
                 {"options": each.options, "settings": each.settings, "memory": each.memory} for each in self.servers
@@ -110,13 +117,14 @@ def read_costs(path: Path) -> Costs:
             SimulatedServer(each["options"], each["settings"], each.get("memory", {})) for each in row["servers"]
         )
         client = ClientCost(int(row.get("client_ns", 0)), int(row.get("tokenize_ns", 0)))
+        float8_keys = None if row.get("float8_keys") is None else float(row["float8_keys"])
     except OSError as error:
         raise CostModelError(f"{path}: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CostModelError(f"{path}: not a cost file ({error!r})") from None
     except CostModelError as error:
         raise CostModelError(f"{path}: {error}") from None
-    return Costs(models, servers, client)
+    return Costs(models, servers, client, float8_keys)
 
 
 def fit_costs(
@@ -124,20 +132,28 @@ def fit_costs(
 ) -> Costs:
     """Fit one model for each `quantize` value and rescale it to all its steps. Raises CostModelError.
 
+    Launches with an eight-bit K/V cache give the factor of its keys, and a model only where no other launch does.
     clients: client costs of the launches. with_intervals: compute bootstrap intervals of the coefficients.
     """
+    servers = [SimulatedServer.of(steps.facts) for steps in launches]
     by_scheme: dict[str, list[TracedSteps]] = {}
-    servers = []
-    for steps in launches:
-        server = SimulatedServer.of(steps.facts)
-        servers.append(server)
-        by_scheme.setdefault(scheme_of(server.settings), []).append(steps)
-    models = {}
-    for scheme, group in by_scheme.items():
-        warm = list(map(_warm, group))
+    float8: dict[str, list[TracedSteps]] = {}
+    for server, steps in zip(servers, launches, strict=True):
+        group = float8 if has_float8_cache(server.settings) else by_scheme
+        group.setdefault(scheme_of(server.settings), []).append(_warm(steps))
+
+    def fitted(warm: list[TracedSteps]) -> CostModel:
         model = fit(warm, graph_sizes=_graph_sizes(servers[0]), with_intervals=with_intervals)
-        models[scheme] = rescaled(model, joined(warm))
-    return Costs(models, tuple(servers), ClientCost.mean(clients))
+        return rescaled(model, joined(warm))
+
+    models = {scheme: fitted(warm) for scheme, warm in by_scheme.items()}
+    factor = fit_factor(
+        (models[scheme], steps) for scheme, group in float8.items() if scheme in models for steps in group
+    )
+    for scheme in float8.keys() - models.keys():
+        of_float8 = fitted(float8[scheme])
+        models[scheme] = with_keys_scaled(of_float8, 1 / factor) if factor else of_float8
+    return Costs(models, tuple(servers), ClientCost.mean(clients), factor)
 
 
 def _warm(steps: TracedSteps) -> TracedSteps:

@@ -121,8 +121,12 @@ class CostModel:
 
     def scaled(self, prefill: float, decode: float) -> "CostModel":
         """The model with the times of prefill and decode multiplied by these factors."""
-        factors = dict.fromkeys(PREFILL, prefill) | dict.fromkeys(DECODE + DRAFTS, decode)
-        return replace(self, coefficients={name: value * factors[name] for name, value in self.coefficients.items()})
+        return self.with_factors(dict.fromkeys(PREFILL, prefill) | dict.fromkeys(DECODE + DRAFTS, decode))
+
+    def with_factors(self, factors: Mapping[str, float]) -> "CostModel":
+        """The model with the times of these columns multiplied."""
+        scaled = {name: value * factors.get(name, 1.0) for name, value in self.coefficients.items()}
+        return replace(self, coefficients=scaled)
 
     def to_json(self) -> dict[str, Any]:
         errors = None if self.errors is None else {"median": dict(self.errors.median), "p90": dict(self.errors.p90)}
@@ -197,12 +201,17 @@ def fit(
     )
 
 
+def predicted_ns(model: CostModel, steps: TracedSteps) -> Array:
+    """[steps]: the times that the model gives these steps."""
+    return _columns(steps, model.graph_sizes) @ np.asarray(model.in_order)
+
+
 def rescaled(model: CostModel, load: TracedSteps) -> CostModel:
     """The model scaled by a factor for each phase, so that predicted and measured times have equal sums.
 
     Both phases have the same factor if rows are sums over both phases.
     """
-    predicted = _columns(load, model.graph_sizes) @ np.asarray(model.in_order)
+    predicted = predicted_ns(model, load)
     is_prefill = load.work[:, 0] > 0
     phases = (is_prefill, ~is_prefill)
     if (load.calls_of_rows.min(axis=1) > 0).any():
