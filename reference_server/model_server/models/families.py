@@ -92,7 +92,8 @@ REFUSED = {
     "RefinedWeb": "an old name: convert the config to Transformers' `falcon`",
     "RefinedWebModel": "an old name: convert the config to Transformers' `falcon`",
     "ssm": "use the model in Transformers' `mamba` format",
-    "mllama": "its layers attend to images by cross-attention",
+    "mllama": "some of its layers attend to images by cross-attention, in every step; the paged cache has K/V of the "
+    "sequence's tokens only",
     **dict.fromkeys(
         ("idefics", "llava", "gemma3n", "llama4", "mistral3", "phi4_multimodal"), "its images are not served"
     ),

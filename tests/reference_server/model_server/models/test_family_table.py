@@ -34,6 +34,7 @@ def test_a_model_type_has_one_row() -> None:
         ("RefinedWebModel", "convert the config to Transformers' `falcon`"),
         ("llava", "its images are not served"),
         ("ssm", "`mamba` format"),
+        ("mllama", "by cross-attention, in every step; the paged cache has K/V of the sequence's tokens only"),
     ],
 )
 def test_an_unsupported_model_is_refused_with_the_reason(model_type: str, reason: str) -> None:
