@@ -1,12 +1,20 @@
-"""A picture described over HTTP: real clients against a launched server with a tiny random model that takes images."""
+"""A picture described over HTTP: real clients against launched servers with tiny random models, one of each family."""
 
 import base64
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from reference_server.tokenizer import load_tokenizer
-from tests.support.models.tiny_vision import VOCAB_SIZE, SavedVisionModel, picture, save_vision_model
+from tests.support.models.tiny_models import one_group_each
+from tests.support.models.tiny_vision import (
+    VISION_MODELS,
+    VOCAB_SIZE,
+    SavedVisionModel,
+    picture,
+    save_vision_model,
+)
 from tests.support.servers.launched_server import Server, serve
 
 openai = pytest.importorskip("openai")
@@ -22,12 +30,13 @@ MESSAGES = [
         "content": [{"type": "text", "text": "w3 w4 "}, {"type": "image_url", "image_url": {"url": URL}}],
     }
 ]
+TEXTS = [{"type": "text", "text": " w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14"}]
 NEW_TOKENS = 5
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> SavedVisionModel:
-    return save_vision_model(tmp_path_factory.mktemp("llava"), "llava-next")
+@pytest.fixture(scope="module", params=one_group_each(VISION_MODELS))
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SavedVisionModel:
+    return save_vision_model(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +75,28 @@ def test_huggingface_hub_describes_a_picture(server: Server, saved: SavedVisionM
     expected = saved.generate(("w3 w4 ", PICTURE), NEW_TOKENS)
     found = [token.id for token in text.details.tokens]
     assert found == expected[: len(found)]
+
+
+def test_a_second_request_with_the_image_reads_its_prefix_from_the_cache(
+    server: Server, saved: SavedVisionModel
+) -> None:
+    url = f"data:image/png;base64,{base64.b64encode(picture(30, 31, seed=5)).decode()}"
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}, *TEXTS]}]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
+        first, second = [
+            client.chat.completions.create(model="tgi", messages=messages, max_tokens=2, temperature=0.0)
+            for _ in range(2)
+        ]
+
+    has_prefixes = saved.model.config.model_type != "paligemma"
+    assert cached_tokens(first.usage) == 0
+    assert cached_tokens(second.usage) == (second.usage.prompt_tokens // 16 * 16 if has_prefixes else 0)
+    assert second.choices[0].message.content == first.choices[0].message.content
+
+
+def cached_tokens(usage: Any) -> int:
+    details = usage.prompt_tokens_details
+    return 0 if details is None else details.cached_tokens
 
 
 def test_a_broken_picture_and_a_remote_one_are_refused(server: Server) -> None:

@@ -1,9 +1,14 @@
+import json
+from pathlib import Path
+
 import pytest
 
 from reference_server.configuration.config import RouterConfig, Secret
 from reference_server.configuration.settings import load
 from reference_server.errors import ArgumentError
-from reference_server.router.server_info import described_settings, tuned_from
+from reference_server.messages import ModelInfo, WarmupReply
+from reference_server.router.server_info import described_settings, server_info, tuned_from
+from reference_server.router.tokenizer_files import TokenizerFiles
 from reference_server.router.validation.token_limits import TokenLimits
 
 LIMITS = TokenLimits(1000, 2000, 4096, 65536)
@@ -33,6 +38,23 @@ def test_the_launchers_settings_are_passed_on():
     }
     assert "max_input_tokens" not in settings
     assert settings["max_total_tokens"]["value"] == 2000
+
+
+@pytest.mark.parametrize(
+    ("model", "may_continue"),
+    [({"model_type": "llama"}, True), ({"model_type": "paligemma"}, False), ({"is_encoder_decoder": True}, False)],
+)
+def test_a_generation_continues_only_where_generated_tokens_can_become_a_prompt(
+    tmp_path: Path, model: dict[str, object], may_continue: bool
+):
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    files = TokenizerFiles("m", tmp_path, tmp_path)
+
+    info = server_info(
+        load(RouterConfig, [], {}), files, LIMITS, ModelInfo(False, "torch.float32", "cpu"), WarmupReply(9, 5, 9)
+    )
+
+    assert info.limits.may_continue == may_continue
 
 
 @pytest.mark.parametrize(
