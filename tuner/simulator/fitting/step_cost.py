@@ -203,7 +203,8 @@ def fit(
 
 def predicted_ns(model: CostModel, steps: TracedSteps) -> Array:
     """[steps]: the times that the model gives these steps."""
-    return _columns(steps, model.graph_sizes) @ np.asarray(model.in_order)
+    predicted: Array = _columns(steps, model.graph_sizes) @ np.asarray(model.in_order)
+    return predicted
 
 
 def rescaled(model: CostModel, load: TracedSteps) -> CostModel:
