@@ -25,6 +25,7 @@ from reference_server.router.routes.ops import OpsRoutes
 from reference_server.router.routes.platforms import PlatformRoutes
 from reference_server.router.services import Services
 from reference_server.router.sse import Header, Send
+from reference_server.router.telemetry.refusal_log import RefusalLog
 from reference_server.router.telemetry.request_context import RequestContext
 from reference_server.router.telemetry.tracing import Tracing
 
@@ -82,6 +83,7 @@ class RouterApp(FastAPI):
             # Newer FastAPI would export traces of its own, configured by OTEL_* variables.
             telemetry={"auto_configure": False, "tracing": False, "metrics": False, "logs": False},
         )
+        self.refusals = RefusalLog()
         self._origins = frozenset(origin.encode() for origin in options.cors_allow_origin)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
@@ -205,13 +207,13 @@ async def _answer_empty(request: Request, error: Exception) -> Response:
 
 async def _answer_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError), "registered for these"
-    logger.error("%s", error)
+    request.app.refusals.note(error.error_type, error.status, error)
     return _error_response(request, error.status, str(error), error.error_type)
 
 
 async def _answer_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HttpError), "registered for these"
-    logger.error("%s", error)
+    request.app.refusals.note(error.error_type, error.status, error)
     response = _error_response(request, error.status, str(error), error.error_type)
     if error.status == 413:
         # The rest of the body has not been read.
@@ -224,7 +226,7 @@ async def _answer_decoding_in_text(request: Request, error: Exception) -> Respon
     assert isinstance(error, HttpError), "registered for these"
     if not error.is_decoding:
         return await _answer_refusal(request, error)
-    logger.error("%s", error)
+    request.app.refusals.note(error.error_type, error.status, error)
     return _with_headers(request, PlainTextResponse(str(error), error.status))
 
 

@@ -295,6 +295,15 @@ async def test_hardening_R27_a_malformed_request_writes_no_line(caplog: pytest.L
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
 
 
+async def test_a_client_with_wrong_requests_writes_one_line(caplog: pytest.LogCaptureFixture):
+    wrong = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+    async with serve_on_socket() as served:
+        statuses = [await status_of(served, wrong) for _ in range(20)]
+
+    assert statuses == [422] * 20
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+
+
 async def test_an_offer_of_another_protocol_is_ignored():
     offering = GOOD.replace(b"host: x\r\n", b"host: x\r\n" + UPGRADE)
     async with serve_on_socket() as served:
