@@ -73,9 +73,9 @@ def test_the_load_is_mixed(alone: list[Answer]):
 @pytest.mark.parametrize(
     ("prefix_caching", "prefill_chunking", "at_once"),
     [
-        (True, False, ALL),
         (True, True, ALL),
-        (False, True, ALL),
+        pytest.param(True, False, ALL, marks=pytest.mark.slow),
+        pytest.param(False, True, ALL, marks=pytest.mark.slow),
         pytest.param(False, False, ALL, marks=pytest.mark.slow),
         pytest.param(False, True, 1, marks=pytest.mark.slow),
         pytest.param(True, False, 1, marks=pytest.mark.slow),

@@ -1,4 +1,4 @@
-"""Processes that die or hang under load: the real launcher and router, over two real shards or a stub model server."""
+"""Processes that die or hang under load: the real launcher and router, over a stub model server or two real shards."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import signal
 import socket
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,18 +18,21 @@ SMALL = ("--dtype", "float32", "--max-input-tokens", "256", "--max-total-tokens"
 NUM_STREAMS = 6
 
 
-@pytest.fixture(scope="module", params=["auto", pytest.param("grpc", marks=pytest.mark.slow)])
-def two_shards(request: pytest.FixtureRequest) -> Iterator[Server]:
-    with serve(*SMALL, "--num-shard", "2", "--transport", request.param) as server:
-        yield server
-
-
 @pytest.fixture
 def stub(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
     """The launcher and router over a stub model server, which starts at once and takes 10 ms a step."""
     stubs = {"STUB_LOG": str(tmp_path / "events"), "STUB_SHARD": "paced", "PYTHONPATH": str(Path(__file__).parents[2])}
     flags = getattr(request, "param", ())
     with serve(*SMALL, *flags, program="tests.support.servers.scripted_launch", **stubs) as server:
+        yield server
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(transport, marks=pytest.mark.slow) for transport in ("auto", "grpc")],
+)
+def two_shards(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with serve(*SMALL, "--num-shard", "2", "--transport", request.param) as server:
         yield server
 
 
@@ -108,27 +111,41 @@ def listening_addresses(pids: list[int]) -> set[str]:
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
 
 
-def test_reliability_T60_T61_shards_listen_on_private_sockets_and_loopback_only(two_shards: Server):
-    directory = socket_directory(two_shards)
-    shards = [child(two_shards, "serve", rank) for rank in ("0", "1")]
-
+def assert_private(server: Server, ranks: Sequence[str]) -> None:
+    """Sockets and their folder are for this user alone; shards listen on the loopback interface only."""
+    directory = socket_directory(server)
     assert directory.stat().st_mode & 0o777 == 0o700
     assert directory.stat().st_uid == os.getuid()
     assert {path.stat().st_mode & 0o777 for path in directory.iterdir() if path.is_socket()} == {0o600}
-    assert listening_addresses(shards) <= LOOPBACK
+    assert listening_addresses([child(server, "serve", rank) for rank in ranks]) <= LOOPBACK
 
 
-def test_reliability_F1_F2_a_shard_killed_mid_decode_ends_every_stream_with_an_error(two_shards: Server):
-    pids, directory, streams = list(two_shards.children()), socket_directory(two_shards), Streams(two_shards)
+def assert_shard_killed(server: Server, rank: str) -> None:
+    """Kill a rank while it decodes: every stream ends with an error, and the launcher with its cause."""
+    pids, directory, streams = list(server.children()), socket_directory(server), Streams(server)
 
-    os.kill(child(two_shards, "serve", "1"), signal.SIGKILL)
+    os.kill(child(server, "serve", rank), signal.SIGKILL)
     ended = [stream.result() for stream in streams.ended()]
-    status, output = end_of(two_shards, pids, directory)
+    status, output = end_of(server, pids, directory)
 
     assert [events[-1].get("error_type") for events in ended] == ["generation"] * NUM_STREAMS
     assert all("Could not connect to Text Generation server" in str(events[-1]["error"]) for events in ended)
     assert status == 1
-    assert "Error: ShardFailed: shard 1 was killed by signal 9 (SIGKILL)" in output
+    assert f"Error: ShardFailed: shard {rank} was killed by signal 9 (SIGKILL)" in output
+
+
+def test_reliability_T60_F1_a_shard_has_private_sockets_and_its_death_ends_every_stream_with_an_error(stub: Server):
+    assert_private(stub, "0")
+
+    assert_shard_killed(stub, "0")
+
+
+def test_reliability_T60_T61_shards_listen_on_private_sockets_and_loopback_only(two_shards: Server):
+    assert_private(two_shards, "01")
+
+
+def test_reliability_F1_F2_a_shard_killed_mid_decode_ends_every_stream_with_an_error(two_shards: Server):
+    assert_shard_killed(two_shards, "1")
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,9 @@ async def test_each_decode_step_takes_the_factor_at_any_concurrency(monkeypatch:
     shard = LocalShard.load(options)
     warmup = Request(0, ("_test " * 64,), 64, ChooserParameters(), StoppingParameters(1))
     await shard.warmup(WarmupRequest(Batch(0, (warmup,)), 64, max_input_tokens=48, max_total_tokens=64))
-    factors.clear()
 
     timed = await time_batch(shard, StepLoad("a b c d e f g h", 4, 24), rows)
     shard.close()
 
-    # The call and what the shard computes after its reply, for the prefill and for each step.
-    assert factors == [4.0] * 2 * (1 + timed.decode_steps)
+    # The call and what the shard computes after its reply, for the prefill and for each step; after the warm-up's too.
+    assert factors == [4.0] * (1 + 2 * (1 + timed.decode_steps))
