@@ -27,19 +27,15 @@ def test_tokens_of_a_step_are_counted_and_timed_the_same_in_one_event_and_in_sev
     with trap_server(behaviour) as url:
         result = measure(BenchConfig(**LOAD, output_tokens=str(tokens)), Target(url), tmp_path / "r")
 
-    metrics = summarize(result)["metrics"]
+    summary = summarize(result)
+    metrics = summary["metrics"]
     assert {(record.output_tokens, record.events) for record in measured(result)} == {(tokens, events)}
-    assert metrics["tpot_s"]["mean"] == pytest.approx(0.02, rel=0.05)
-    assert metrics["itl_s"]["mean"] == pytest.approx(0.02, rel=0.05)
-    assert metrics["itl_s"]["percentiles"]["p50"]["value"] == pytest.approx(0.02, rel=0.15)
-
-
-def test_the_report_names_events_that_arrive_together(tmp_path):
-    with trap_server(Behaviour(events_at_once=4)) as url:
-        result = measure(BenchConfig(**LOAD, output_tokens="33"), Target(url), tmp_path / "r")
-
-    client = summarize(result)["client"]
-
-    # The first token is alone, then come eight bursts of four.
-    assert client["burst_events"] == pytest.approx(33 / 9, rel=0.05)
-    assert client["burst_interval_s"] == pytest.approx(0.08, rel=0.1)
+    # A token takes 20 ms, and longer on a busy machine. Counted by events it would take 5 or 80 ms.
+    tpot_s = metrics["tpot_s"]["mean"]
+    assert 0.019 < tpot_s < 0.06
+    assert metrics["itl_s"]["mean"] == pytest.approx(tpot_s, rel=0.02)
+    assert 0.01 < metrics["itl_s"]["percentiles"]["p50"]["value"] < 0.06
+    if behaviour.events_at_once > 1:
+        # The first token is alone, then come eight bursts of four.
+        assert summary["client"]["burst_events"] == pytest.approx(33 / 9, rel=0.05)
+        assert summary["client"]["burst_interval_s"] == pytest.approx(4 * tpot_s, rel=0.1)

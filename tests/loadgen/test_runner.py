@@ -88,7 +88,7 @@ def test_prompts_are_distinct_and_equal_for_an_equal_seed_and_salt(url, state, t
     "workload",
     [
         {"input_tokens": "uniform:16,32"},
-        {"workload": "shared_prefix", "prefix_tokens": 16, "input_tokens": "8"},
+        pytest.param({"workload": "shared_prefix", "prefix_tokens": 16, "input_tokens": "8"}, marks=pytest.mark.slow),
         pytest.param({"workload": "prompts"}, marks=pytest.mark.slow),
     ],
     ids=lambda workload: workload.get("workload", "synthetic"),
@@ -169,7 +169,8 @@ def test_an_in_flight_limit_delays_requests_and_the_wait_is_recorded(url, state,
 
     assert [record.status for record in result.records] == ["ok"] * 6
     waits = sorted(record.limit_wait_s for record in result.records)
-    assert waits[0] < 0.01 < waits[-1]
+    assert waits[0] < waits[-1] / 2
+    assert waits[-1] > 0.01
 
 
 def test_a_request_in_flight_after_the_drain_is_unfinished(url, state, tmp_path):
@@ -224,10 +225,10 @@ def test_a_server_that_refuses_connections_ends_the_run(state, tmp_path):
 
 def test_reliability_F43_a_server_that_dies_ends_the_run_and_its_errors_are_kept(tmp_path):
     command = [sys.executable, "-m", "tests.support.servers.serve_stream"]
-    config = BenchConfig(concurrency=8, duration=60, warmup=0, input_tokens="8", output_tokens="4")
+    config = BenchConfig(concurrency=2, duration=60, warmup=0, input_tokens="8", output_tokens="4")
 
     with LaunchedTarget(command, tmp_path / "server.log", ready_timeout_s=30) as target:
-        killer = threading.Timer(3.0, target.process.kill)
+        killer = threading.Timer(1.5, target.process.kill)
         killer.start()
         result = measure(config, target, tmp_path / "r")
         killer.join()
@@ -313,6 +314,7 @@ def test_reliability_F39_first_signal_drains_and_keeps_everything(url, state, tm
     driver.stderr.close()
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_first_request_leaves_an_empty_run_that_can_be_reported(url, tmp_path, capsys):
     out = tmp_path / "r"
     driver = start_driver(url, out)
@@ -327,6 +329,7 @@ def test_a_signal_before_the_first_request_leaves_an_empty_run_that_can_be_repor
     assert capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_reliability_F39_second_signal_ends_at_once(url, state, tmp_path):
     state.script = lambda body: Script(first_s=20)
     driver = start_driver(url, tmp_path / "r")

@@ -65,7 +65,7 @@ def test_trust_3a_a_reader_that_waits_50_ms_before_each_read_has_the_arrival_tim
     errors_ns = [seen - true for seen, true in zip(call.answer.event_ns, written_ns, strict=True)]
     assert call.read_late_ns >= 45 * MS
     assert call.first_read_ns >= written_ns[0] + 50 * MS
-    assert statistics.median(errors_ns) < 50 * MS / 25
+    assert statistics.median(errors_ns) < 50 * MS / 5
     assert arrivals.to_json()["source"] == "kernel"
     assert call.coalesced_events == 0
 
