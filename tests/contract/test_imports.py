@@ -72,6 +72,7 @@ def test_the_worker_alone_loads_locust():
     assert {"locust", "gevent"} <= loaded
 
 
+@pytest.mark.slow
 def test_below_its_cli_the_model_server_needs_torch_and_transformers_only():
     [loaded] = loaded_by(("reference_server.model_server.calls.local_shard",))
 

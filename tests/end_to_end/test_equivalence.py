@@ -153,7 +153,7 @@ async def test_drafts_change_no_token_behind_a_wire(
 @pytest.mark.parametrize(
     ("where", "version", "transport"),
     [
-        ("on_unix_sockets", "v2", "grpc"),
+        pytest.param("on_unix_sockets", "v2", "grpc", marks=pytest.mark.slow),
         ("on_unix_sockets", "v3", "link"),
         pytest.param("on_unix_sockets", "v3", "grpc", marks=pytest.mark.slow),
         pytest.param("on_tcp", "v2", "grpc", marks=pytest.mark.slow),

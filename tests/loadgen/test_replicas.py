@@ -61,8 +61,9 @@ def test_servers_6_least_in_flight_sends_the_slow_replica_less(urls, tmp_path):
     assert fast > 1.5 * slow
 
 
-def test_servers_6_the_report_has_a_row_for_each_replica_with_its_own_times(urls, states, tmp_path):
-    result = run(urls, tmp_path, requests=40, workers=2)
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_servers_6_the_report_has_a_row_for_each_replica_with_its_own_times(urls, states, tmp_path, workers):
+    result = run(urls, tmp_path, requests=40, workers=workers)
 
     table = replicas_table(Measured.of(result))
     assert list(table["replica"]) == urls

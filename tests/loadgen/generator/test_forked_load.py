@@ -33,6 +33,7 @@ def test_runs_on_one_forker_are_complete_runs_with_processes_of_their_own(tmp_pa
     assert results[0].manifest.run_id != results[1].manifest.run_id
 
 
+@pytest.mark.slow
 def test_a_load_of_several_workers_is_not_forked(tmp_path: Path):
     with stream_server(ServerState()) as (url, _), forked_loads() as start:
         result = runner.measure(

@@ -34,7 +34,7 @@ def server(owner, reset=cleared, known=()):
 @pytest.mark.parametrize(
     ("owner", "paths"),
     [
-        ("vllm", ["/reset_prefix_cache"]),
+        pytest.param("vllm", ["/reset_prefix_cache"], marks=pytest.mark.slow),
         pytest.param("sglang", ["/flush_cache"], marks=pytest.mark.slow),
         ("llamacpp", ["/slots/0?action=erase", "/slots/1?action=erase"]),
     ],

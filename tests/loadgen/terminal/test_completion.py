@@ -61,6 +61,7 @@ def test_pages_2_bash_completes_after_the_documented_line():
     assert "-F _tgi_bench tgi-bench" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="no zsh on the PATH")
 def test_pages_2_zsh_completes_after_the_documented_line(tmp_path):
     (tmp_path / "run_of_today").write_text("")
@@ -76,6 +77,7 @@ def test_pages_2_zsh_completes_after_the_documented_line(tmp_path):
     assert set(LINES.values()) <= {line.strip() for line in written.splitlines()}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("fish") is None, reason="no fish on the PATH")
 def test_pages_2_fish_completes_after_the_documented_line(tmp_path):
     (tmp_path / "run_of_today").write_text("")

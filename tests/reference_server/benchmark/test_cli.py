@@ -149,9 +149,8 @@ def test_a_served_preset_has_tables_json_and_a_page(tmp_path: Path):
     assert list(tmp_path.glob("text-generation-*")) == []
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_the_benchmark_and_its_model_server(tmp_path: Path, number: signal.Signals, code: int):
     process = start("-b", "1", "--runs", "1000000", "--", "--cpu-memory-gib", "0.05", cwd=tmp_path)
     assert process.stderr is not None

@@ -47,7 +47,8 @@ def test_one_rank_needs_no_process_group():
 
 
 # tests/families/test_sharded.py meets at a file, too.
-@pytest.mark.parametrize("by", ["tcp", pytest.param("file", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["tcp", "file"])
 def test_model_server_M23_two_ranks_meet_and_share_the_requests(by, tmp_path):
     place = str(tmp_path / "rendezvous") if by == "file" else str(free_port())
 

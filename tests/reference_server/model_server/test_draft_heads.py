@@ -114,7 +114,9 @@ async def test_in_bfloat16_the_compiled_walk_gives_heads_what_the_head_reads() -
         shard.close()
 
 
-@pytest.mark.parametrize("quantize", ["eetq", "bitsandbytes-nf4", "fp8"])
+@pytest.mark.parametrize(
+    "quantize", ["eetq", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bitsandbytes-nf4", "fp8"))]
+)
 async def test_heads_of_a_quantized_model_change_no_token(quantize: str) -> None:
     shards = [preset(name, dtype="float32", quantize=quantize) for name in ("tiny-llama", "tiny-llama-medusa")]
     parameters, stopping = ChooserParameters(), StoppingParameters(NUM_TOKENS, ignore_eos_token=True)
@@ -137,7 +139,9 @@ def heads(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     return save_medusa(directory, base, **sizes, version=int(request.param[-1]))
 
 
-@pytest.mark.parametrize("run_ahead", [RunAhead.BEFORE_READ, RunAhead.AFTER_REPLY])
+@pytest.mark.parametrize(
+    "run_ahead", [RunAhead.BEFORE_READ, pytest.param(RunAhead.AFTER_REPLY, marks=pytest.mark.slow)]
+)
 async def test_random_calls_give_what_each_request_gives_without_heads(heads: Path, run_ahead: RunAhead) -> None:
     shard = LocalShard.load(tiny_options(heads, cpu_memory_gib=0.05, speculate_adaptive=False))
     shard.engine.stepper.run_ahead = run_ahead

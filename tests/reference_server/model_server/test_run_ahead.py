@@ -96,18 +96,23 @@ async def warm_up_in_chunks(shard: Shard) -> None:
     await shard.warmup(WarmupRequest(Batch(0, (request,)), 16))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 12))])
-async def test_random_calls_give_the_same_with_and_without(plain: LocalShard, directory: Path, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "num_calls"),
+    [(0, 160), *(pytest.param(seed, NUM_CALLS, marks=pytest.mark.slow) for seed in range(1, 12))],
+)
+async def test_random_calls_give_the_same_with_and_without(
+    plain: LocalShard, directory: Path, seed: int, num_calls: int
+) -> None:
     await warm_up_in_chunks(plain)
     expected = RandomCalls(plain, seed)
-    calls = await expected.make(NUM_CALLS)
+    calls = await expected.make(num_calls)
 
     for launches_first in (False, True):
         ahead = loaded_ahead(directory, launches_first)
         await warm_up_in_chunks(ahead)
         got = RandomCalls(ahead, seed)
 
-        assert await got.make(NUM_CALLS) == calls
+        assert await got.make(num_calls) == calls
         for id_, outcome in expected.outcomes.items():
             assert got.outcomes[id_].texts == outcome.texts
             assert got.outcomes[id_].generated_text == outcome.generated_text

@@ -65,7 +65,7 @@ def assert_same(got: Outcome, expected: Outcome) -> None:
 
 @pytest.mark.parametrize(
     ("seed", "num_calls"),
-    [(0, 300), *(pytest.param(seed, 500, marks=pytest.mark.slow) for seed in range(1, 13))],
+    [(0, 160), *(pytest.param(seed, 500, marks=pytest.mark.slow) for seed in range(1, 13))],
 )
 async def test_random_calls_give_what_each_request_gives_without_drafts(
     plain: LocalShard, drafting: LocalShard, seed: int, num_calls: int
@@ -93,8 +93,8 @@ async def test_random_calls_give_what_each_request_gives_without_drafts(
             continue
         num_ended += 1
         assert_same(outcome, expected)
-    assert num_ended > 50
-    assert num_accepted > 50
+    assert num_ended > num_calls // 10
+    assert num_accepted > num_calls // 10
 
 
 PARAMETERS = {

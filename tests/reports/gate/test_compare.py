@@ -47,20 +47,22 @@ def gate(
             return comparison.verdict, len(pairs)
 
 
-def test_tuning_12_5_at_most_5_percent_false_alarms_in_200_comparisons_of_equal_servers() -> None:
+@pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_tuning_12_5_at_most_5_percent_false_alarms_in_comparisons_of_equal_servers(count: int) -> None:
     random = np.random.default_rng(11)
 
-    verdicts = Counter(gate(random, 1.0)[0] for _ in range(200))
+    verdicts = Counter(gate(random, 1.0)[0] for _ in range(count))
 
-    assert verdicts[GateDecision.REGRESSION] <= 10
+    assert verdicts[GateDecision.REGRESSION] <= count // 20
 
 
-def test_tuning_12_5_a_ten_percent_slowdown_is_detected_in_95_percent() -> None:
+@pytest.mark.parametrize("count", [40, pytest.param(100, marks=pytest.mark.slow)])
+def test_tuning_12_5_a_ten_percent_slowdown_is_detected_in_95_percent(count: int) -> None:
     random = np.random.default_rng(12)
 
-    verdicts = Counter(gate(random, 1.1)[0] for _ in range(100))
+    verdicts = Counter(gate(random, 1.1)[0] for _ in range(count))
 
-    assert verdicts[GateDecision.REGRESSION] >= 95
+    assert verdicts[GateDecision.REGRESSION] >= 0.95 * count
 
 
 def test_small_noise_and_a_large_effect_need_few_pairs() -> None:

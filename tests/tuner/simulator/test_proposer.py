@@ -144,6 +144,7 @@ def test_a_ledger_has_predictions_before_launches_and_held_out_ones(tmp_path: Pa
     assert read_ledger(tmp_path / "none.parquet") == []
 
 
+@pytest.mark.slow
 def test_simulation_V13_the_number_of_processes_changes_no_prediction(tmp_path: Path):
     costs = fit_costs([read_steps(write_trace(tmp_path / "steps.jsonl"))])
     predictor = Predictor(costs, costs.reference, costs.pool, load_of(LOAD), NAMES, {})

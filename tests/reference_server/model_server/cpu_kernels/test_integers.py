@@ -66,7 +66,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Libraries:
     return library
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+@pytest.fixture(scope="module", params=["vnni", pytest.param("avx2", marks=pytest.mark.slow)])
 def product(request: pytest.FixtureRequest, libraries: Libraries) -> Product:
     """The product of one set of instructions, called as from C."""
     library = libraries(request.param)

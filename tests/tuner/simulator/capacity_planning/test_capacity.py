@@ -48,6 +48,7 @@ def test_simulation_V15_a_lost_replica_never_improves_attainment():
     assert sized.below.attainment < SLO.attainment <= sized.at.lower
 
 
+@pytest.mark.slow
 def test_trust_W8_a_fleet_that_looks_sufficient_from_an_empty_start_is_refused():
     # 98 % of the capacity of 4 replicas. The first 1,000 requests of a run are within the limits, later ones are not.
     point = attained(FLEET, SLO, 75, 4, "two_choices", effort=0.1)

@@ -40,7 +40,7 @@ def test_a_first_token_and_one_after_an_accepted_one_are_told_apart(tmp_path):
     assert steps.drafted.tolist() == [12, 8]
 
 
-@pytest.mark.parametrize("speculate", [2, 4, 8])
+@pytest.mark.parametrize("speculate", [4, *(pytest.param(number, marks=pytest.mark.slow) for number in (2, 8))])
 def test_the_length_of_drafts_does_not_change_what_is_fitted(tmp_path, speculate):
     """Drafts of a simulated server whose acceptance is known, counted by position as in a step trace."""
     truth = DraftAcceptance(0.3, 0.2, 0.9)
