@@ -4,6 +4,7 @@ In float32, where the shape of a batch changes no close choice.
 """
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +20,8 @@ HEADS = "preset:tiny-llama-medusa"
 """Trained heads that draft for MODEL."""
 CALLS = mixed_calls()
 ALL = len(CALLS)
+CONNECTIONS: tuple[tuple[str, Transport], ...] = (("v2", "grpc"), ("v3", "grpc"), ("v3", "link"))
+"""Schemas and transports; the link has schema v3 only."""
 FLAGS = ("--dtype", "float32", "--cpu-memory-gib", "0.06", "--prefix-caching", "true")
 
 
@@ -132,22 +135,22 @@ async def test_drafts_change_no_token(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("version", "transport"), [("v2", "grpc"), ("v3", "grpc"), ("v3", "link")])
 @pytest.mark.parametrize("num_shards", [1, 2])
 @pytest.mark.parametrize(("model", "speculate"), [(MODEL, ("--speculate", "3")), (HEADS, ())])
 async def test_drafts_change_no_token_behind_a_wire(
-    alone: list[Answer], model: str, speculate: tuple[str, ...], num_shards: int, version: str, transport: Transport
+    alone: list[Answer], model: str, speculate: tuple[str, ...], num_shards: int
 ):
     flags = (*FLAGS, *speculate, "--speculate-adaptive", "false")
     with model_servers(model, *flags, num_shards=num_shards) as started:
-        group = await started.connect(version, transport)
-        async with router_over(group, version) as router:
-            together = await answers(router, CALLS, at_once=2)
-            accepted = router.metrics.accepted_tokens.value()
-        await group.close()
+        for version, transport in CONNECTIONS:
+            group = await started.connect(version, transport)
+            async with router_over(group, version) as router:
+                together = await answers(router, CALLS, at_once=2)
+                accepted = router.metrics.accepted_tokens.value()
+            await group.close()
 
-    assert together == alone
-    assert accepted > 0
+            assert together == alone, (version, transport)
+            assert accepted > 0
 
 
 @pytest.mark.parametrize(
@@ -172,23 +175,29 @@ async def test_schema_shards_and_transport_change_no_token(
     assert together == alone
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("at_once", [1, 7, ALL])
-@pytest.mark.parametrize("version", ["v3", "v2"])
-@pytest.mark.parametrize("num_shards", [1, 2])
-@pytest.mark.parametrize("wire", ["tcp", "unix", "link"])
-@pytest.mark.parametrize("chunking", ["true", "false"], ids=["chunked", "whole"])
-@pytest.mark.parametrize("caching", ["true", "false"], ids=["prefix cache", "computed"])
-async def test_every_combination(
-    alone: list[Answer], caching: str, chunking: str, wire: str, num_shards: int, version: str, at_once: int
-):
-    if wire == "link" and version == "v2":
-        pytest.skip("the link has schema v3 only")
-    flags = (*FLAGS[:-1], caching, "--prefill-chunking", chunking)
-    with model_servers(MODEL, *flags, num_shards=num_shards, tcp=wire == "tcp") as started:
-        group = await started.connect(version, "link" if wire == "link" else "grpc")
-        async with router_over(group, version) as router:
-            together = await answers(router, CALLS, at_once)
-        await group.close()
+# Every pair of two options is in one row.
+SERVERS = [
+    ("true", "true", "tcp", 2),
+    ("true", "false", "unix", 1),
+    ("true", "false", "link", 2),
+    ("false", "true", "unix", 2),
+    ("false", "true", "link", 1),
+    ("false", "false", "tcp", 1),
+]
 
-    assert together == alone
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("caching", "chunking", "wire", "num_shards"), SERVERS)
+async def test_all_pairs_of_options_at_any_batch_size_change_no_token(
+    alone: list[Answer], caching: str, chunking: str, wire: str, num_shards: int
+):
+    flags = (*FLAGS[:-1], caching, "--prefill-chunking", chunking)
+    connections = [each for each in CONNECTIONS if (each[1] == "link") == (wire == "link")]
+    with model_servers(MODEL, *flags, num_shards=num_shards, tcp=wire == "tcp") as started:
+        for (version, transport), at_once in itertools.product(connections, (1, 7, ALL)):
+            group = await started.connect(version, transport)
+            async with router_over(group, version) as router:
+                together = await answers(router, CALLS, at_once)
+            await group.close()
+
+            assert together == alone, (version, at_once)
