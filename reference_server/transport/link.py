@@ -49,9 +49,15 @@ class FrameBuffer:
     def __init__(self) -> None:
         self.max_payload_bytes = len(HELLO)
         """Raised by the owner once the peer has sent its hello."""
-        self._data = bytearray()
+        self._data: bytes | bytearray = b""
 
     def feed(self, data: bytes) -> None:
+        if not self._data:
+            # Mostly one whole frame, which is then copied once.
+            self._data = data
+            return
+        if isinstance(self._data, bytes):
+            self._data = bytearray(self._data)
         self._data += data
 
     def next_frame(self) -> tuple[int, bytes] | None:
@@ -66,7 +72,7 @@ class FrameBuffer:
         if len(data) < end:
             return None
         payload = bytes(memoryview(data)[HEADER.size : end])
-        del data[:end]
+        self._data = b"" if len(data) == end else data[end:]
         return kind, payload
 
     def accept_hello(self, kind: int, payload: bytes) -> None:
