@@ -4,23 +4,23 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
-from reference_server.adapter_source import AdapterSource, parse_adapters
+from reference_server.adapter_source import parse_adapters
 from reference_server.configuration.config import RouterConfig
 from reference_server.configuration.config_support import refuse_unsupported
 from reference_server.configuration.settings import Loaded
-from reference_server.errors import ArgumentError, ServerError, ShardError, StepTimeoutError
+from reference_server.errors import ArgumentError, ServerError, ShardError
 from reference_server.images.fetch import ImageFetcher
 from reference_server.images.placeholder import VisionConfig, placeholder_of
 from reference_server.images.reader import ImageReader, worker_pool
 from reference_server.listening import is_loopback, listening_address
-from reference_server.messages import Batch, CachedBatch, ModelInfo, StepResult, WarmupReply, WarmupRequest
+from reference_server.messages import ModelInfo
 from reference_server.router.adapters import AdapterRules, Adapters
 from reference_server.router.api_key import read_keys
 from reference_server.router.app import RouterApp, TransportOptions, create_app
@@ -39,6 +39,7 @@ from reference_server.router.services import Drain, Services
 from reference_server.router.telemetry.metrics import Metrics
 from reference_server.router.telemetry.step_trace import StepTrace
 from reference_server.router.telemetry.tracing import Tracing
+from reference_server.router.timed_shard import TimedShard
 from reference_server.router.tokenizer_files import TokenizerFiles, find_tokenizer_files
 from reference_server.router.validation.token_limits import (
     V2_BLOCK_SIZES,
@@ -51,7 +52,7 @@ from reference_server.router.validation.validator import Validator
 from reference_server.tokenizer import SlowTokenizer, Tokenizer
 from reference_server.transport.address import tcp_url
 from reference_server.transport.client import connect
-from reference_server.transport.shard import Shard, ShardGroup
+from reference_server.transport.shard import ShardGroup
 
 logger = logging.getLogger(__name__)
 
@@ -225,7 +226,7 @@ async def _services(
     config: RouterConfig,
     files: TokenizerFiles,
     info: ServerInfo,
-    shard: "TimedShard",
+    shard: TimedShard,
     options: SchedulerOptions,
     accepts_schemas: bool,
     warm_up: Callable[[], Awaitable[None]],
@@ -385,49 +386,3 @@ def step_timeout_s(configured_s: float | None, device_type: str) -> float:
     if configured_s is not None:
         return configured_s
     return CPU_TIMEOUT_S if device_type == "cpu" else ACCELERATOR_TIMEOUT_S
-
-
-class TimedShard:
-    """A `Shard` whose calls raise `StepTimeoutError` after `timeout_s`; warm-up has no limit.
-
-    turns_to_send: of the shard, for the `Batcher`.
-    """
-
-    def __init__(self, shard: Shard, timeout_s: float, turns_to_send: int = 2) -> None:
-        self._shard = shard
-        self._timeout_s = timeout_s
-        self.turns_to_send = turns_to_send
-
-    async def info(self) -> ModelInfo:
-        return await self._limited(self._shard.info())
-
-    async def health(self) -> None:
-        await self._limited(self._shard.health())
-
-    async def warmup(self, request: WarmupRequest) -> WarmupReply:
-        return await self._shard.warmup(request)
-
-    async def prefill(self, batch: Batch, cached: CachedBatch | None = None) -> StepResult:
-        return await self._limited(self._shard.prefill(batch, cached))
-
-    async def decode(self, batches: Sequence[CachedBatch]) -> StepResult:
-        return await self._limited(self._shard.decode(batches))
-
-    async def filter_batch(self, batch_id: int, request_ids: Sequence[int]) -> CachedBatch:
-        return await self._limited(self._shard.filter_batch(batch_id, request_ids))
-
-    async def clear_cache(self, batch_id: int | None = None) -> None:
-        await self._limited(self._shard.clear_cache(batch_id))
-
-    async def load_adapter(self, source: AdapterSource) -> int | None:
-        return await self._limited(self._shard.load_adapter(source))
-
-    async def unload_adapter(self, adapter_id: str) -> None:
-        await self._limited(self._shard.unload_adapter(adapter_id))
-
-    async def _limited(self, call: Awaitable[T]) -> T:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await call
-        except TimeoutError:
-            raise StepTimeoutError(self._timeout_s) from None

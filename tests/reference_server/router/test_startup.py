@@ -5,20 +5,19 @@ import pytest
 
 from reference_server.configuration.config import RouterConfig
 from reference_server.configuration.settings import load
-from reference_server.errors import ServerError, ShardError
-from reference_server.messages import CachedBatch, ModelInfo
+from reference_server.errors import ServerError
+from reference_server.messages import ModelInfo
 from reference_server.router.app import create_app
 from reference_server.router.batching import Batcher
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
 from reference_server.router.server import HttpServer, bind
 from reference_server.router.startup import (
-    TimedShard,
     run_until_stopped,
     scheduler_options,
     step_timeout_s,
     warn_of_open_routes,
 )
-from reference_server.router.validation.token_limits import ConfiguredLimits, TokenLimits, warmup_request
+from reference_server.router.validation.token_limits import TokenLimits
 from tests.support.servers.serving import Setup, services_on
 from tests.support.wire.scripted_shard import ScriptedShard
 from tests.support.wire.valid_requests import valid_request
@@ -38,25 +37,6 @@ def test_schema_v2_takes_the_page_size_from_the_name_of_the_attention(attention:
 
     assert scheduler_options(v2, LIMITS, info).block_size == block_size
     assert scheduler_options(v3, LIMITS, replace(info, block_size=64)).block_size == 64
-
-
-async def hang(method: str) -> None:
-    if method in ("decode", "warmup"):
-        await asyncio.sleep(0.05)
-
-
-async def test_a_step_that_takes_too_long_is_a_shard_error():
-    shard = TimedShard(ScriptedShard(gate=hang), timeout_s=0.001)
-
-    with pytest.raises(ShardError, match=r"step timed out after 0\.001 s"):
-        await shard.decode([CachedBatch(0, (0,), 8)])
-
-
-async def test_warm_up_has_no_limit():
-    shard = TimedShard(ScriptedShard(gate=hang), timeout_s=0.001)
-    reply = await shard.warmup(warmup_request(ConfiguredLimits(16)))
-
-    assert reply.max_total_tokens == 2048
 
 
 @pytest.mark.parametrize(
