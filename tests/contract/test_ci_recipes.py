@@ -46,7 +46,7 @@ def test_the_gate_of_a_recipe_is_a_command_that_is_taken(commands, monkeypatch):
     assert [(side.kind, side.name) for side in sides] == [("git", "main"), ("git", "HEAD")]
     assert comparison_args.options_of(args, load).min_effect == 0.05
     assert args.max_minutes <= 12
-    assert (load.warmup_s, load.duration_s, args.interleave) == (0.5, 2, 8)
+    assert (load.warmup_s, load.duration_s, args.interleave, args.min_pairs) == (0.25, 2, 8, 7)
 
 
 def test_every_toml_file_of_the_recipes_is_a_load():
