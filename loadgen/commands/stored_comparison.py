@@ -10,13 +10,14 @@ from loadgen.errors import UsageError
 from reports.gate.comparison import Comparison
 from reports.gate.noise_split import components_table
 from reports.gate.saved_comparison import COMPARISON_FILE, SavedComparison, load_comparison
+from reports.metrics.summary import Analysis
 from reports.pages.comparison_page import (
     INTERLEAVED,
     build_comparison_report,
     metrics_table,
     verdict_line,
 )
-from reports.pages.comparison_runs import runs_sections
+from reports.pages.comparison_runs import analysis_of, runs_sections
 from reports.renderers.write import write_report
 from reports.run_store import RunDirectoryError
 from reports.text import plain_text
@@ -38,7 +39,11 @@ def rebuild(
             comparison = replace(comparison, notes=(*comparison.notes, plain_text(f"{note}; copy them into it")))
         labels = comparison.label_a, comparison.label_b
         is_sliced = comparison.slices > 1
-        sections = () if comparison.refusals else runs_sections(runs_a, runs_b, *labels, is_sliced=is_sliced)
+        # Slices are many, always live, and summarized by the comparison that gives its runs.
+        analyse = Analysis.summarized if is_sliced and runs is not None else analysis_of
+        sections = (
+            () if comparison.refusals else runs_sections(runs_a, runs_b, *labels, is_sliced=is_sliced, analyse=analyse)
+        )
     except RunDirectoryError as error:
         raise UsageError(str(error)) from error
     return saved, write_report(build_comparison_report(comparison, saved.reproduce, sections), out).html

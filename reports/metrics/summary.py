@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,12 @@ class Analysis:
     def of(cls, run: RunResult) -> "Analysis":
         measured = Measured.of(run)
         return cls(run, measured, _summary(run, measured))
+
+    @classmethod
+    def summarized(cls, directory: Path) -> "Analysis":
+        """The analysis of a run whose `summary.json` this process has written: it is read."""
+        run = load_run(directory)
+        return cls(run, Measured.of(run), json.loads((directory / SUMMARY_FILE).read_bytes()))
 
     @property
     def label(self) -> str:

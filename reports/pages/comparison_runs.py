@@ -1,7 +1,7 @@
 """The sections of a comparison's report that need the saved runs: variation, lengths, differences of the setups."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -22,19 +22,29 @@ FINISH_NOTE = (
 )
 
 
+def analysis_of(directory: Path) -> Analysis:
+    return Analysis.of(load_run(directory))
+
+
 def runs_sections(
-    a: Sequence[Path], b: Sequence[Path], label_a: str, label_b: str, *, is_sliced: bool = False
+    a: Sequence[Path],
+    b: Sequence[Path],
+    label_a: str,
+    label_b: str,
+    *,
+    is_sliced: bool = False,
+    analyse: Callable[[Path], Analysis] = analysis_of,
 ) -> tuple[Section, ...]:
     """The sections of a comparison's report that need the saved runs; empty if the runs of a side were not kept.
 
     With three runs per side: variation within and between runs, changes for the same prompts, and, if lengths were not
     forced, means at equal lengths. These sections are descriptive; decisions are made by the gate. For slices
-    (`is_sliced`) there is only the setup: slices of the same launch do not vary independently.
+    (`is_sliced`) there is only the setup: slices of the same launch do not vary independently. analyse: reads a run.
     Raises RunDirectoryError.
     """
     if not a or not b:
         return ()
-    sides = _side(a, label_a), _side(b, label_b)
+    sides = _side(a, label_a, analyse), _side(b, label_b, analyse)
     setup = (*_difference(sides), Section("Setup", (_facts(sides), _sizes(sides, "slices" if is_sliced else "runs"))))
     listed = runs_section(
         (f"{letter} {number}", analysis)
@@ -52,8 +62,8 @@ def runs_sections(
     )
 
 
-def _side(directories: Sequence[Path], label: str) -> Side:
-    return Side(label, tuple(Analysis.of(load_run(directory)).named(label) for directory in directories))
+def _side(directories: Sequence[Path], label: str, analyse: Callable[[Path], Analysis]) -> Side:
+    return Side(label, tuple(analyse(directory).named(label) for directory in directories))
 
 
 def _difference(sides: tuple[Side, Side]) -> tuple[Section, ...]:

@@ -13,6 +13,7 @@ from reports.gate.comparison import CompareOptions, Comparison
 from reports.gate.decide import GateDecision
 from reports.gate.pairs_needed import pairs_needed
 from reports.gate.side_run import Pair, SideRun
+from reports.metrics.summary import Analysis, analyse_run
 from reports.pages.comparison_page import (
     build_comparison_report,
     forest_frame,
@@ -21,7 +22,7 @@ from reports.pages.comparison_page import (
     pairs_frame,
     verdict_line,
 )
-from reports.pages.comparison_runs import runs_sections
+from reports.pages.comparison_runs import analysis_of, runs_sections
 from reports.plots.figure import HALF
 from reports.run_store import load_manifest, write_manifest
 from tests.support.samples.sample_run import SampleLoad, write_sample_run
@@ -156,3 +157,18 @@ def test_forest_frame_has_the_bounds_of_each_gated_ratio() -> None:
 
     assert frame.loc[0, ["value", "lo", "hi"]].tolist() == [metric.change.value, metric.change.lo, metric.change.hi]
     assert not frame.loc[0, "decided"]
+
+
+def test_the_setup_of_slices_is_the_same_with_their_stored_summaries(tmp_path: Path) -> None:
+    directories = [tmp_path / name for name in ("a", "b")]
+    for directory in directories:
+        write_sample_run(directory)
+        analyse_run(directory)
+
+    of_runs, summarized = (
+        runs_sections(directories[:1], directories[1:], "A", "B", is_sliced=True, analyse=analyse)
+        for analyse in (analysis_of, Analysis.summarized)
+    )
+
+    assert [section.title for section in summarized] == [section.title for section in of_runs]
+    assert repr(summarized) == repr(of_runs)
