@@ -8,18 +8,14 @@ from reference_server.adapter_source import AdapterSource
 from reference_server.messages import StoppingParameters
 from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.models.families import FAMILIES
-from tests.families.test_sharded import assert_equal_to_one_rank, run_ranks
 from tests.support.models.adapters import merged, save_adapter
-from tests.support.models.checkpoints.quantized_checkpoints import save_quantized
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_configs import CONFIGS
 from tests.support.models.tiny_models import (
     SavedModels,
     generate_alone,
-    make_tiny_model,
     one_group_each,
     random_prompt,
-    save_tiny_model,
 )
 from tests.support.models.tiny_shards import tiny_options, warm_up
 
@@ -115,25 +111,3 @@ async def test_the_compiled_walk_adds_adapters_as_the_walk_does(saved_models: Sa
             shard.close()
 
     assert found[0] == found[1]
-
-
-# Separate and packed projections, a K/V head that both ranks hold, transposed weights, and quantized ones.
-SHARDED = ("llama-tied-llama3-rope", "qwen2-sharded", "gpt2")
-
-
-@pytest.mark.xdist_group("two ranks with adapters")
-@pytest.mark.timeout(400)
-async def test_two_ranks_with_adapters_generate_the_ids_of_one(tmp_path: Path) -> None:
-    directories = {name: save_tiny_model(tmp_path / name, name) for name in SHARDED}
-    sizes = {"hidden_size": 64, "intermediate_size": 128}
-    for method in ("gptq-act-order", "awq", "ct-int8"):
-        directories[method] = save_quantized(tmp_path / method, "llama", method, **sizes)[0]
-    for name, directory in directories.items():
-        model = make_tiny_model(name) if name in SHARDED else make_tiny_model("llama", **sizes)
-        for rank in (2, 5):
-            save_adapter(directory / "adapters" / f"rank-{rank}", model, rank, seed=rank)
-
-    results = run_ranks(2, directories, tmp_path / "rendezvous")
-
-    for name, directory in directories.items():
-        await assert_equal_to_one_rank(results[name], directory, max_bytes=0.9)

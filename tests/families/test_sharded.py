@@ -19,10 +19,11 @@ from reference_server.model_server.models import loader
 from reference_server.model_server.models.families import FAMILIES
 from reference_server.model_server.models.tensor_parallel.plans import PLANS
 from reference_server.model_server.options import EngineOptions
+from tests.support.models.adapters import save_adapter
 from tests.support.models.checkpoints.quantized_checkpoints import save_quantized
 from tests.support.models.rank_process import run_load, run_rank
 from tests.support.models.tiny_configs import CONFIGS
-from tests.support.models.tiny_models import save_tiny_model
+from tests.support.models.tiny_models import make_tiny_model, save_tiny_model
 
 # One config per family. Two ranks share a K/V head in Qwen2 and divide them elsewhere.
 ONE_OF_EACH = {config["model_type"]: name for name, config in reversed(CONFIGS.items())}
@@ -48,6 +49,10 @@ QUANTIZED_SHORT = [case for case in QUANTIZED if case not in (("llama", "awq"), 
 
 # Two ranks divide the K/V heads of Llama and share that of Qwen2.
 EIGHT_BIT_CACHES = [("llama", "fp8_e4m3fn"), ("qwen2", "fp8_e5m2")]
+
+# Separate and packed projections, a K/V head that both ranks hold, transposed weights, and quantized ones.
+WITH_ADAPTERS = ("llama-tied-llama3-rope", "qwen2-sharded", "gpt2")
+QUANTIZED_WITH_ADAPTERS = ("gptq-act-order", "awq", "ct-int8")
 
 RankResults = list[dict[str, Any]]
 """Results of one model, by rank."""
@@ -97,6 +102,19 @@ def save_all_quantized(directory: Path, cases: Iterable[tuple[str, str]]) -> dic
     }
 
 
+def save_all_with_adapters(directory: Path) -> dict[Any, Path]:
+    """Models with two adapters each, which the scripted load uses."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128}
+    saved = {name: save_tiny_model(directory / f"{name}-adapters", name) for name in WITH_ADAPTERS}
+    for method in QUANTIZED_WITH_ADAPTERS:
+        saved[method] = save_quantized(directory / f"{method}-adapters", "llama", method, **sizes)[0]
+    for name, path in saved.items():
+        model = make_tiny_model(name) if name in WITH_ADAPTERS else make_tiny_model("llama", **sizes)
+        for rank in (2, 5):
+            save_adapter(path / "adapters" / f"rank-{rank}", model, rank, seed=rank)
+    return {(name, "adapters"): path for name, path in saved.items()}
+
+
 async def assert_equal_to_one_rank(results: RankResults, directory: Path, max_bytes: float) -> None:
     world_size, alone = len(results), await run_load(directory, rank=0, world_size=1)
     # Request i is answered by rank i % world_size.
@@ -121,6 +139,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> TwoRanks:
     """One pair of processes for all models of the short suite."""
     directory = tmp_path_factory.mktemp("two-ranks")
     directories = save_plain(directory, SHORT) | save_all_quantized(directory, QUANTIZED_SHORT)
+    directories |= save_all_with_adapters(directory)
     for name, cache in EIGHT_BIT_CACHES:
         saved = save_tiny_model(directory / f"{name}-{cache}", name)
         directories[name, cache] = saved.with_name(f"{saved.name}@{cache}")
@@ -146,6 +165,14 @@ async def test_two_ranks_with_quantized_weights_generate_the_ids_of_one(two_rank
 async def test_two_ranks_with_an_eight_bit_cache_generate_the_ids_of_one(two_ranks: TwoRanks) -> None:
     for case in EIGHT_BIT_CACHES:
         await assert_equal_to_one_rank(two_ranks.results[case], two_ranks.directories[case], max_bytes=0.75)
+
+
+@pytest.mark.xdist_group("two ranks")
+@pytest.mark.timeout(400)
+async def test_two_ranks_with_adapters_generate_the_ids_of_one(two_ranks: TwoRanks) -> None:
+    for name in (*WITH_ADAPTERS, *QUANTIZED_WITH_ADAPTERS):
+        case = (name, "adapters")
+        await assert_equal_to_one_rank(two_ranks.results[case], two_ranks.directories[case], max_bytes=0.9)
 
 
 @pytest.mark.slow
