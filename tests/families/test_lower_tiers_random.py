@@ -30,7 +30,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("num_calls", [60, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_calls", [40, pytest.param(600, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 async def test_no_request_depends_on_other_calls(tmp_path: Path, name: str, num_calls: int) -> None:
     save_model(tmp_path, MODELS[name])

@@ -173,9 +173,10 @@ def test_pages_2_output_files_are_checked_before_a_server_starts(tmp_path: Path,
     ("module", "name", "arguments", "code"),
     [
         ("reference_server.entry_points", "launcher", "", 1),
-        ("reference_server.entry_points", "router", "", 1),
-        ("reference_server.entry_points", "server", "", 1),
-        ("reference_server.entry_points", "benchmark", "", 1),
+        *(
+            pytest.param("reference_server.entry_points", name, "", 1, marks=pytest.mark.slow)
+            for name in ("router", "server", "benchmark")
+        ),
         ("loadgen.cli", "main", "['run', '--duration', '1']", 2),
     ],
 )

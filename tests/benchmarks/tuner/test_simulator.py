@@ -79,6 +79,7 @@ def test_tpe_search_has_a_result_at_each_checkpoint(small_pool: MachinePool):
     assert set(tpe_search(small_pool, 0.0, 0, 10).good) == {10}
 
 
+@pytest.mark.slow
 def test_simulation_V16_the_simulator_imports_little():
     heavy = ("torch", "asyncio", "optuna", "gevent", "pydantic")
     for module in (

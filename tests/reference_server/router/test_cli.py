@@ -92,7 +92,12 @@ async def test_a_chat_over_the_wire(tmp_path: Path):
     ("flags", "code", "text"),
     [
         (["--no-such-flag"], 2, "unexpected argument '--no-such-flag'"),
-        (["--check-invariants"], 1, "Error: `--check-invariants true` is not served yet"),
+        pytest.param(
+            ["--check-invariants"],
+            1,
+            "Error: `--check-invariants true` is not served yet",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             ["--validation-workers", "0"],
             1,

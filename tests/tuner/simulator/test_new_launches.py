@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from loadgen.progress import SilentProgress
 from reports.metrics.summary import analyse_run
 from tests.tuner.simulator.fitting.test_metric_steps import LOAD, POOL, play
@@ -63,6 +65,7 @@ def test_new_configurations_are_predicted_before_they_are_launched(tmp_path: Pat
     assert server.num_predicted == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_configurations_of_the_study_are_not_launched_again(tmp_path: Path):
     folder = tmp_path / "validation"
     server, costs = LawServer(folder), costs_in(tmp_path)
