@@ -273,7 +273,7 @@ class Batcher:
         if self._step is not None and isinstance(reply, StepResult):
             self._step.answered_ns = self._now_ns()
             self._step.timings = reply.timings
-            self._step.tokens = sum(len(each.tokens) for each in reply.generations)
+            self._step.tokens = sum([len(each.tokens.ids) for each in reply.generations])
         deliveries = self._scheduler.on_reply(call, reply)
         if isinstance(reply, StepResult):
             self._is_healthy, self._proven_ns = True, self._now_ns()
@@ -324,15 +324,16 @@ class Batcher:
     def _deliver(self, deliveries: Deliveries) -> None:
         num_single, now_ns = 0, self._now_ns()
         for entry, generation in deliveries.generations:
-            if len(generation.tokens) == 1:
+            num_tokens = len(generation.tokens.ids)
+            if num_tokens == 1:
                 num_single += 1
             else:
-                self._observer.on_tokens(len(generation.tokens) - 1, 1)
+                self._observer.on_tokens(num_tokens - 1, 1)
             is_last = generation.generated_text is not None
             stream = self._streams.get(entry.id)
             if stream is not None:
                 if stream.on_tokens is not None:
-                    stream.on_tokens(len(generation.tokens), now_ns)
+                    stream.on_tokens(num_tokens, now_ns)
                 if is_last or not stream.write(generation):
                     stream.push(events_of(entry, generation), is_last=is_last)
                 if is_last:

@@ -19,16 +19,13 @@ def check_reply(reply: StepResult, request_ids: Set[int]) -> None:
     if len(reply.drafts.proposed) != len(reply.drafts.accepted):
         raise ShardError("the model server returned draft counts of unequal lengths")
     for generation in reply.generations:
-        _check_generation(generation)
+        tokens = generation.tokens
+        if not 0 < len(tokens.ids) == len(tokens.logprobs) == len(tokens.texts) == len(tokens.is_special):
+            raise _error_of(generation)
 
 
-def _check_generation(generation: Generation) -> None:
-    tokens = generation.tokens
-    count = len(tokens.ids)
-    if not count:
+def _error_of(generation: Generation) -> ShardError:
+    if not generation.tokens.ids:
         end = " and its end" if generation.generated_text is not None else ""
-        raise ShardError(f"the model server returned no token of request {generation.request_id}{end}")
-    if not count == len(tokens.logprobs) == len(tokens.texts) == len(tokens.is_special):
-        raise ShardError(
-            f"the model server returned token fields of unequal lengths for request {generation.request_id}"
-        )
+        return ShardError(f"the model server returned no token of request {generation.request_id}{end}")
+    return ShardError(f"the model server returned token fields of unequal lengths for request {generation.request_id}")
