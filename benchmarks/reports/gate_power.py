@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reports.gate.comparison import CompareOptions
+from reports.gate.comparison import MIN_EFFECT, CompareOptions
 from reports.gate.decide import Evidence, GateDecision, decide
 from reports.gate.noise_split import NoiseSplit, split_noise
 from reports.gate.side_run import Pair, SideRun, log_degradation
@@ -29,13 +29,16 @@ Array = npt.NDArray[np.float64]
 METRICS = ("output_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms")
 CONTENTION = "contention"
 EFFECTS = (0.0, 0.05)
+RECIPE_EFFECT = 0.05
+"""The smallest effect of interest of `make perf-gate`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Design:
     """How a pair is measured: `slices` of each side, interleaved, or as two separate runs of the same length.
 
-    pairs: a fixed number of pairs; None for a sequence of looks. is_adjusted: changes are adjusted to equal contention.
+    pairs: a fixed number of pairs; None for a sequence of looks, from `first` to `last` pairs. is_adjusted: changes are
+    adjusted to equal contention.
     """
 
     name: str
@@ -43,10 +46,20 @@ class Design:
     is_interleaved: bool
     pairs: int | None = None
     is_adjusted: bool = False
+    first: int = 4
+    last: int = 12
+    min_effect: float = MIN_EFFECT
 
     @property
     def options(self) -> CompareOptions:
-        return CompareOptions(gated=METRICS, shown=(), pairs=self.pairs)
+        return CompareOptions(
+            gated=METRICS,
+            shown=(),
+            pairs=self.pairs,
+            min_pairs=self.first,
+            max_pairs=self.last,
+            min_effect=self.min_effect,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +180,18 @@ def designs(slices: int) -> tuple[Design, ...]:
         Design(f"{slices} slices, 6 pairs, equal contention", slices, True, pairs=6, is_adjusted=True),
         Design(f"{2 * slices} slices, 6 pairs, equal contention", 2 * slices, True, pairs=6, is_adjusted=True),
         Design(f"{4 * slices} slices, 6 pairs, equal contention", 4 * slices, True, pairs=6, is_adjusted=True),
+        *(
+            Design(
+                f"{2 * slices} slices, {first} to {last} pairs, smallest effect {100 * effect:g} %",
+                2 * slices,
+                is_interleaved=True,
+                first=first,
+                last=last,
+                min_effect=effect,
+            )
+            for effect in (MIN_EFFECT, RECIPE_EFFECT)
+            for first, last in ((4, 8), (4, 11), (7, 11), (7, 12))
+        ),
     )
 
 
