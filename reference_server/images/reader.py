@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
 
 from reference_server.errors import StartupError, ValidationError
+from reference_server.images.chunks import Span, spans_of
 from reference_server.images.fetch import ImageFetcher
 from reference_server.images.markdown import ImageSource, image_of_data_url, split_prompt
-from reference_server.images.placeholder import Placeholder, Prefixed
+from reference_server.images.placeholder import Placeholder, Pooled, Prefixed
 from reference_server.images.prompt import PromptImage, PromptPart, digest_of
 from reference_server.messages import Image
 from reference_server.workers import JobError, JobLimitError, WorkerLimits, WorkerPool
@@ -61,6 +62,10 @@ class ImageReader:
     def has_special_tokens(self, parts: Iterable[PromptPart]) -> bool:
         """Whether `text` has the special tokens already."""
         return isinstance(self._placeholder, Prefixed) and any(isinstance(part, PromptImage) for part in parts)
+
+    def spans(self, ids: Sequence[int]) -> tuple[Span, ...]:
+        """The images that no chunk of the prompt may cut. ids: of the prompt."""
+        return spans_of(ids, self._token_id) if isinstance(self._placeholder, Pooled) else ()
 
     def check(self, parts: Sequence[PromptPart], ids: Sequence[int], num_truncated: int) -> None:
         """Raise ValidationError if an image token belongs to no image, or if `truncate` removed tokens of an image.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from reference_server.errors import ShardError
+from reference_server.images.chunks import uncut
 from reference_server.messages import CachedBatch
 from reference_server.model_server.decoding.sampling import TokenChooser
 from reference_server.model_server.sequence import Sequence
@@ -116,7 +117,7 @@ def plan_chunks(sequences: SequenceOf[Sequence], max_prefill_tokens: int) -> Non
     for sequence in reversed(sequences):
         if sequence.is_prefill:
             remaining = sequence.prompt_len - sequence.cache_len
-            sequence.input_len = max(1, min(remaining, budget))
+            sequence.input_len = uncut(sequence.cache_len, max(1, min(remaining, budget)), sequence.uncut_spans)
             budget -= sequence.input_len
         else:
             sequence.input_len = 1

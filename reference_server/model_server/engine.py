@@ -93,10 +93,9 @@ class Engine:
         self.adapter_loads = AdapterLoads(self.model.adapters, options.hub_cache, self.enter_thread)
         supports_chunking = self.model.choice.supports_chunking and not self.model.requires_padding
         vision = loaded.vision
-        # Earlier tokens attend to later ones, which have to be in the same forward.
-        supports_chunking &= vision is None or not vision.is_bidirectional
-        # The K/V of a prefix depend on what follows it.
+        # Earlier tokens attend to later ones, which have to be in the same forward; the K/V of a prefix depend on them.
         has_prefixes = vision is None or not vision.has_bidirectional_prompts
+        supports_chunking &= has_prefixes
         self._facts = ModelInfo(
             requires_padding=self.model.requires_padding,
             dtype=str(loaded.dtype),

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reference_server.errors import ShardError
+from reference_server.images.chunks import Span, spans_of
 from reference_server.images.decode import ImageError, size_of
 from reference_server.images.markdown import chunks_of_flat
 from reference_server.messages import Image, Request
@@ -81,6 +82,12 @@ class ExpandedPrompt:
             return embeddings[num_tokens - len(positions) :]
 
         return PromptImages(positions, compute) if len(positions) else None
+
+    def uncut_spans_of(self, ids: Sequence[int], count: int) -> tuple[Span, ...]:
+        """The images among the last `count` of the prompt's ids that no chunk may cut."""
+        if self.vision is None or not self.vision.has_bidirectional_images or not self.images:
+            return ()
+        return spans_of(ids[len(ids) - count :], self.vision.token_id)
 
     def spans_of(self, ids: Sequence[int], count: int) -> NDArray[np.int64] | None:
         """[2, count]: spans of the last `count` ids whose tokens attend to each other; None if all are causal."""

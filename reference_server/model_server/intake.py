@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reference_server.errors import ShardError
+from reference_server.images.chunks import uncut
 from reference_server.messages import Batch, Grammar, GrammarType, Request
 from reference_server.model_server.batch import SequenceBatch
 from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
@@ -70,6 +71,8 @@ class Intake:
         self._check_chunk(request, remaining)
         self._check_positions(request.id, prompt_len, request.stopping.max_new_tokens)
         needed = self._blocks_needed(request, prompt_len)
+        spans = prompt.uncut_spans_of(all_ids, prompt_len)
+        chunk_len = uncut(request.cache_len, request.chunk_len or remaining, spans)
         start_id = self.model.start_id
         decoder_ids = ids if start_id is None else [start_id]
         return Sequence(
@@ -77,7 +80,7 @@ class Intake:
             ids=decoder_ids,
             prompt_len=len(decoder_ids),
             cache_len=request.cache_len,
-            input_len=1 if start_id is not None else request.chunk_len or remaining,
+            input_len=1 if start_id is not None else chunk_len,
             blocks=np.array(request.blocks or range(needed), dtype=np.int64),
             stopping=StoppingCriteria(request.stopping, self.eos_ids),
             detokenizer=IncrementalDetokenizer(self.tokenizer, decoder_ids),
@@ -87,6 +90,7 @@ class Intake:
             images=prompt.images_of(all_ids, prompt_len),
             grid=prompt.grid_of(all_ids, prompt_len),
             bidirectional=prompt.spans_of(all_ids, prompt_len),
+            uncut_spans=spans,
         )
 
     def _check_numbers(self, request: Request) -> None:

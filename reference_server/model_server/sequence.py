@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from reference_server.images.chunks import Span
 from reference_server.messages import Request
 from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
 from reference_server.model_server.decoding.grammar import GrammarState
@@ -28,7 +29,7 @@ class Sequence:
     forward. grammar: the state of the output in its grammar.
     images: those of the prompt, until its K/V exist. grid: rotary positions; None if they are places in the sequence.
     bidirectional: [2, prompt tokens], first and end of the tokens that each token attends to in both directions, until
-    the K/V exist; None if all tokens are causal.
+    the K/V exist; None if all tokens are causal. uncut_spans: images within which no chunk of the prompt ends.
     suffixes, draft_history: where the ids occur before, and how often drafts were accepted; once drafts need them.
     hidden: from which draft heads guess the tokens after the newest one.
     adapter: the slot of its adapter; 0 is the base model.
@@ -53,6 +54,7 @@ class Sequence:
     grammar: GrammarState | None = None
     images: PromptImages | None = None
     bidirectional: NDArray[np.int64] | None = None
+    uncut_spans: tuple[Span, ...] = ()
     grid: GridPositions | None = None
     suffixes: SuffixIndex | None = None
     draft_history: DraftHistory | None = None

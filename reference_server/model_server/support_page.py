@@ -54,9 +54,9 @@ file sets others (`temperature`, `top_p`, ...). At start a warning names each of
 """
 
 QUANTIZATION = """The server recognises a quantized checkpoint from its config, without the flag. The linears of the
-layers are quantized. Embeddings, norms, the head, routers and the experts of a mixture stay in the compute type, as do
-linears that the checkpoint does not quantize. Quantized experts of a checkpoint are dequantized at load. `/info` shows
-the method and, under `kernels`, the kernels of the products.
+layers are quantized. Embeddings, norms, the head, routers, vision towers, projectors and the experts of a mixture stay
+in the compute type, as do linears that the checkpoint does not quantize. Quantized experts of a checkpoint are
+dequantized at load. `/info` shows the method and, under `kernels`, the kernels of the products.
 
 Activations are rounded with `bitsandbytes`, with fp8 on tensor cores, and by the compiled CPU product (`int8-vnni`,
 `int4-vnni`, `int8-avx2`, `int4-avx2`): to int8, with one scale for each token and group of 32 to 128 inputs. That

@@ -159,7 +159,7 @@ def test_a_model_whose_prompts_are_whole_has_neither_chunks_nor_prefixes(loaded:
     info, model_type = loaded.shard.engine.info, loaded.saved.model.config.model_type
 
     assert info.use_prefix_caching == (model_type != "paligemma")
-    assert info.support_chunking == (model_type not in ("paligemma", "gemma3"))
+    assert info.support_chunking == (model_type != "paligemma")
 
 
 async def test_a_flat_prompt_of_schema_v2_has_the_same_images(loaded: Loaded) -> None:

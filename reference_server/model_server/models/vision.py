@@ -59,11 +59,6 @@ class VisionTower:
         return isinstance(self.placeholder, Merged)
 
     @property
-    def is_bidirectional(self) -> bool:
-        """Whether some tokens attend to later ones."""
-        return self.has_bidirectional_images or self.has_bidirectional_prompts
-
-    @property
     def has_bidirectional_images(self) -> bool:
         """Whether the tokens of an image attend to all of its tokens."""
         return isinstance(self.placeholder, Pooled)

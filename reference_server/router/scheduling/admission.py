@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from reference_server.images.chunks import uncut
 from reference_server.messages import Image
 from reference_server.router.scheduling.blocks import BlockAllocation, BlockAllocator, round_up
 from reference_server.router.scheduling.request import ValidGenerateRequest
@@ -262,7 +263,7 @@ class _PagedBudget:
             admitted = Admitted(allocation, cache_len)
         elif self._supports_chunking:
             self.is_full = True
-            admitted = Admitted(allocation, cache_len, chunk_len=left)
+            admitted = Admitted(allocation, cache_len, chunk_len=uncut(cache_len, left, request.uncut_spans))
         else:
             self._admission.release(Admitted(allocation), is_computed=False)
             return None

@@ -3,8 +3,8 @@
 The shard plans chunks by the same rule, so `current_tokens` here equals the one in its `CachedBatch`.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
 
 
 class PromptState(Protocol):
@@ -12,6 +12,9 @@ class PromptState(Protocol):
 
     remaining_prefill: int
     next_chunk: int
+
+
+State = TypeVar("State", bound=PromptState)
 
 
 def count_forward(entries: Iterable[PromptState]) -> bool:
@@ -22,12 +25,16 @@ def count_forward(entries: Iterable[PromptState]) -> bool:
     return bool(prefilling)
 
 
-def plan_chunks(entries: Sequence[PromptState], budget: int) -> None:
-    """Divide the next forward's `budget` of tokens: one per row, the rest to unfinished prompts, last row first."""
+def plan_chunks(entries: Sequence[State], budget: int, uncut: Callable[[State, int], int] | None = None) -> None:
+    """Divide the next forward's `budget` of tokens: one per row, the rest to unfinished prompts, last row first.
+
+    uncut: the tokens of a row's chunk in place of these; a chunk that has to be whole may exceed the budget.
+    """
     left = budget - (len(entries) - 1)
     for entry in reversed(entries):
         if entry.remaining_prefill:
-            entry.next_chunk = max(1, min(entry.remaining_prefill, left))
+            chunk = max(1, min(entry.remaining_prefill, left))
+            entry.next_chunk = chunk if uncut is None else uncut(entry, chunk)
             left -= entry.next_chunk
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from reference_server.errors import ValidationError
+from reference_server.images.chunks import uncut
 from reference_server.messages import Batch, Request
 from reference_server.router.scheduling.admission import Admission, Admitted, BatchBudget, TokenBudget
 from reference_server.router.scheduling.request import ValidGenerateRequest
@@ -30,6 +31,10 @@ class Entry:
     cached_input_tokens: int = 0
     remaining_prefill: int = 0
     next_chunk: int = 0
+
+    def uncut(self, count: int) -> int:
+        """The tokens of its next chunk in place of `count`, so that it ends within no image."""
+        return uncut(self.request.input_len - self.remaining_prefill, count, self.request.uncut_spans)
 
 
 @dataclass(frozen=True, slots=True)

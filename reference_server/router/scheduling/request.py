@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from reference_server.images.chunks import Span
 from reference_server.images.prompt import PromptPart
 from reference_server.messages import Request
 
@@ -14,6 +15,7 @@ class ValidGenerateRequest:
     `wire.stopping.max_new_tokens` is the segment's part (segments.py) of `requested_tokens`.
     `input_ids` are the prompt's token ids, the key of the prefix cache; `truncate` removed `num_truncated` before them.
     `parts` are the texts and images of a prompt with images; `prefix_ids` is then the key of the prefix cache.
+    `uncut_spans` are the images within which no chunk of the prompt may end.
     """
 
     wire: Request
@@ -22,6 +24,7 @@ class ValidGenerateRequest:
     num_truncated: int = 0
     parts: tuple[PromptPart, ...] = ()
     prefix_ids: tuple[int, ...] | None = None
+    uncut_spans: tuple[Span, ...] = ()
 
     @property
     def input_len(self) -> int:

@@ -349,7 +349,7 @@ class Scheduler:
             was_in_prompt = count_forward(entries.values())
             self._in_prompt = was_in_prompt and any(entry.remaining_prefill for entry in entries.values())
         if self._in_prompt:
-            plan_chunks(list(held.values()), self._chunk_budget)
+            plan_chunks(list(held.values()), self._chunk_budget, Entry.uncut)
         delivered: list[tuple[Entry, Generation]] = []
         finished: list[Entry] = []
         for generation in reply.generations:

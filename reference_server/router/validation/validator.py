@@ -5,7 +5,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from reference_server.errors import OverloadedError, RequestError, ValidationError
@@ -143,8 +143,10 @@ class Validator:
             adapter_id=parameters.adapter_id,
             add_special_tokens=add_special_tokens,
         )
-        prefix_ids = self._images.prefix_ids(parts, ids) if self._images is not None and has_images else None
-        return ValidGenerateRequest(wire, tuple(ids), requested, num_truncated, parts, prefix_ids)
+        valid = ValidGenerateRequest(wire, tuple(ids), requested, num_truncated, parts)
+        if self._images is None or not has_images:
+            return valid
+        return replace(valid, prefix_ids=self._images.prefix_ids(parts, ids), uncut_spans=self._images.spans(ids))
 
     async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of `text`. Raises `ValidationError` where the tokenizer fails."""
