@@ -111,35 +111,16 @@ def load(
     transformers_compat.quiet()
     raw = read_json(files.directory / "config.json")
     family = find_family(raw, trust_remote_code=options.trust_remote_code)
-    if family.own_class is not None:
-        names = (family.own_class, options.model_id, files.directory)
-        logger.warning("running %s, code in the repository of %s, from %s", *names)
     tier = options.tier or family.tier
     device = device or choose_device(group.rank)
     config = _config(files, family)
-    if group.world_size > 1:
-        check_sharding(family, config, tier)
-    if getattr(config, "is_causal", None) is False and not config.is_encoder_decoder:
-        raise UnsupportedError(f"{options.model_id} has `is_causal: false`: its tokens attend to later ones")
-    for name, value in ignored(_generation_config(files.directory), raw).items():
-        logger.warning("`%s: %s` of the model's files is not applied: requests set their own parameters", name, value)
+    _warn(options, files, family, raw)
+    _refuse_unserved(options, family, config, tier, group)
     quantization = _quantization(options, files, raw, tier, device)
-    if family.has_images and tier != "ragged":
-        raise UnsupportedError(f"{family.name} takes images, which the {tier.replace('_', '-')} tier does not")
     dtype = resolve_dtype(options, device, config, quantization)
     if options.rope is not None:
         rotary.override(config.get_text_config(), options.rope)
-    model_class = _model_class(config, files, family, tier)
-    text_class = (vision.text_class(config) if family.has_images else None) or model_class
-    if tier == "ragged" and family.shim is None and not text_class.is_backend_compatible():
-        raise UnsupportedError(f"{text_class.__name__} does not support Transformers' attention interface")
-    model = transformers_compat.build_empty(model_class, config, dtype)
-    if tier == "ragged":
-        # This name stops Transformers from building a mask. Shimmed classes would reject it in the constructor.
-        attending = vision.inner_language_model(model) if family.has_images else model
-        attending.config._attn_implementation = ATTENTION_NAME
-    else:
-        model.set_attn_implementation("eager")
+    model = _build_empty(config, files, family, tier, dtype)
     shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
     part = LanguagePart.of(model, dtype, family.has_images)
     linears = shapes_of(part.model)
@@ -150,13 +131,7 @@ def load(
     if quantization is not None:
         quantizer = Quantizer(model, quantization, _quantizable(part, quantization), cuts, dtype, device)
     materializer = Materializer(model, shapes, cuts, dtype, device, quantizer)
-    checkpoint = None
-    if _is_dummy(options, files):
-        materializer.fill_random(options.seed)
-    else:
-        checkpoint = Checkpoint.open(options.weights_override or files.directory)
-        form = None if quantization is None else quantization.form
-        materializer.fill(checkpoint if form is None else PackedCheckpoint(checkpoint, form))
+    checkpoint = _fill(materializer, options, files, quantization)
     model.eval().requires_grad_(False)
     _refuse_unloaded(model)
     if tier == "ragged" and family.shim is not None:
@@ -177,6 +152,54 @@ def load(
         linears=linears_of(linears, own_cuts),
         own_name=part.own_name,
     )
+
+
+def _warn(options: EngineOptions, files: ModelPaths, family: ModelFamily, raw: Mapping[str, Any]) -> None:
+    """Log what a model's repository changes: its own code, and settings that are not applied."""
+    if family.own_class is not None:
+        names = (family.own_class, options.model_id, files.directory)
+        logger.warning("running %s, code in the repository of %s, from %s", *names)
+    for name, value in ignored(_generation_config(files.directory), raw).items():
+        logger.warning("`%s: %s` of the model's files is not applied: requests set their own parameters", name, value)
+
+
+def _refuse_unserved(options: EngineOptions, family: ModelFamily, config: Any, tier: Tier, group: RankGroup) -> None:
+    """Raise UnsupportedError for a model that this tier, or this number of ranks, does not serve."""
+    if group.world_size > 1:
+        check_sharding(family, config, tier)
+    if getattr(config, "is_causal", None) is False and not config.is_encoder_decoder:
+        raise UnsupportedError(f"{options.model_id} has `is_causal: false`: its tokens attend to later ones")
+    if family.has_images and tier != "ragged":
+        raise UnsupportedError(f"{family.name} takes images, which the {tier.replace('_', '-')} tier does not")
+
+
+def _build_empty(config: Any, files: ModelPaths, family: ModelFamily, tier: Tier, dtype: torch.dtype) -> Any:
+    """The model without memory, with the attention of its tier."""
+    model_class = _model_class(config, files, family, tier)
+    text_class = (vision.text_class(config) if family.has_images else None) or model_class
+    if tier == "ragged" and family.shim is None and not text_class.is_backend_compatible():
+        raise UnsupportedError(f"{text_class.__name__} does not support Transformers' attention interface")
+    model = transformers_compat.build_empty(model_class, config, dtype)
+    if tier == "ragged":
+        # This name stops Transformers from building a mask. Shimmed classes would reject it in the constructor.
+        attending = vision.inner_language_model(model) if family.has_images else model
+        attending.config._attn_implementation = ATTENTION_NAME
+    else:
+        model.set_attn_implementation("eager")
+    return model
+
+
+def _fill(
+    materializer: Materializer, options: EngineOptions, files: ModelPaths, quantization: Quantization | None
+) -> Checkpoint | None:
+    """Fill the model from its checkpoint, which is returned, or with random weights."""
+    if _is_dummy(options, files):
+        materializer.fill_random(options.seed)
+        return None
+    checkpoint = Checkpoint.open(options.weights_override or files.directory)
+    form = None if quantization is None else quantization.form
+    materializer.fill(checkpoint if form is None else PackedCheckpoint(checkpoint, form))
+    return checkpoint
 
 
 def expected_weight_bytes(options: EngineOptions, files: ModelPaths) -> int:
