@@ -135,11 +135,11 @@ def compare(
     pairs = list(match_streams(result, reference))
     if not pairs:
         raise MeasurementError(f"none of {streams} streams was measured; this machine is too slow")
-    ttft = TimedTwice(
+    ttft = TimingErrors(
         [pair.ttft_s(pair.observed_ns) for pair in pairs], [pair.ttft_s(pair.reference_ns) for pair in pairs]
     )
-    read_ttft = TimedTwice([pair.ttft_s([pair.first_read_ns]) for pair in pairs], ttft.reference_s)
-    gaps = TimedTwice(
+    read_ttft = TimingErrors([pair.ttft_s([pair.first_read_ns]) for pair in pairs], ttft.reference_s)
+    gaps = TimingErrors(
         [gap for pair in pairs for gap in gaps_s(pair.observed_ns)],
         [gap for pair in pairs for gap in gaps_s(pair.reference_ns)],
     )
@@ -179,8 +179,8 @@ def compare(
 
 
 @dataclass(frozen=True, slots=True)
-class TimedTwice:
-    """Times in seconds as the client observed them and as the reference server wrote them."""
+class TimingErrors:
+    """The client's times against those of the reference server, in seconds."""
 
     observed_s: Sequence[float]
     reference_s: Sequence[float]
