@@ -131,6 +131,7 @@ def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_served_preset_has_tables_json_and_a_page(tmp_path: Path):
     done = start(
         *("-b", "1", "-b", "2", "--runs", "2", "--json-file", "s.json", "--html-file", "p.html"),

@@ -102,6 +102,7 @@ def request(prompt: str, prompt_len: int, max_new_tokens: int, **placement: obje
     )
 
 
+@pytest.mark.slow
 async def test_serve_loads_answers_logs_records_and_exits_on_sigterm(tmp_path):
     process = serve("preset:tiny-llama", "--uds-path", str(tmp_path / "shard"), "--json-output", CPU_MEMORY_GIB="0.05")
     shard = await reach(tmp_path / "shard-0", process)

@@ -4,6 +4,7 @@
 tests/end_to_end/test_equivalence.py has a hundred requests over both wires, both schemas and two ranks.
 """
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -71,8 +72,13 @@ def num_accepted(outcomes: list[Outcome]) -> int:
     return sum(len(outcome.ids) - outcome.num_generations for outcome in outcomes)
 
 
-@pytest.mark.parametrize("run_ahead", RunAhead)
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize(
+    ("name", "run_ahead"),
+    [
+        pytest.param(*each, marks=() if each[0] == "greedy" or each[1] is RunAhead.BEFORE_READ else pytest.mark.slow)
+        for each in itertools.product(PARAMETERS, RunAhead)
+    ],
+)
 async def test_heads_change_no_token(plain: LocalShard, drafting: LocalShard, name: str, run_ahead: RunAhead) -> None:
     stopping = StoppingParameters(NUM_TOKENS, ("ing",), ignore_eos_token=True, min_new_tokens=6)
     drafting.engine.stepper.run_ahead = run_ahead
