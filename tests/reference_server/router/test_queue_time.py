@@ -9,8 +9,8 @@ from tests.reference_server.router.test_batching import Gate, Recorder, read, ru
 from tests.support.wire.scripted_shard import ScriptedShard, say
 from tests.support.wire.valid_requests import valid_request
 
-LIMIT_S = 0.05
-MESSAGE = "Model is overloaded: the request waited 0.05 s in the queue, the limit of `max_queue_time`"
+LIMIT_S = 0.2
+MESSAGE = "Model is overloaded: the request waited 0.2 s in the queue, the limit of `max_queue_time`"
 
 
 async def test_a_request_that_waits_longer_than_the_limit_is_refused_and_the_running_one_finishes():
