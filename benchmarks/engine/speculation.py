@@ -1,12 +1,13 @@
 """Compare decoding with and without drafts, for several draft lengths, texts and batch sizes.
 
     python -m benchmarks.engine.speculation [--models preset:tiny-llama ...] [--speculate 0 2 4 8] [--fixed 4]
-                                            [--concurrency 1 8 32] [--minutes 3 3 6] [--json FILE]
+                                            [--concurrency 1 8 32] [--minutes 3 3 6] [--interval 0.015] [--json FILE]
 
 All engines are in this process, with one compute thread, and only one works at a time. A round measures every engine on
-every text at every batch size; each round starts with another engine, and the first one does not count. One
-measurement: C prompts of 64 tokens are prefilled together, then decoded, end-of-sequence ignored, until the first of
-them has 96 new tokens; tokens/s of these decodes, so that all C requests run all the time. Tokens per second of
+one text at one batch size; each round starts with another engine, and the first one does not count. After ten rounds of
+all, the text and batch size with the widest interval has the next round, until all are narrow or the minutes are over.
+One measurement: C prompts of 64 tokens are prefilled together, then decoded, end-of-sequence ignored, until the first
+of them has 96 new tokens; tokens/s of these decodes, so that all C requests run all the time. Tokens per second of
 processor time of this process are measured too: other programs on the machine change them less. Every engine must give
 the ids of the one without drafts. A speculator is compared with its base model without heads, and N is at most the
 number of heads.
@@ -16,18 +17,19 @@ number of heads.
     free   other text, sampled at temperature 1
 
 `adaptive` is the default of `--speculate N`; `fixed` drafts N tokens whenever there is a guess. The table has the
-medians of the ratios to N = 0 in the same round with their ranges, by time and by processor time, the share of drafted
-tokens that was accepted, and tokens for each sequence and step.
+medians of the ratios to N = 0 in the same round with their 95 % intervals (order statistics), by time and by processor
+time, the share of drafted tokens that was accepted, and tokens for each sequence and step.
 """
 
 import argparse
 import asyncio
 import itertools
 import json
+import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -49,6 +51,8 @@ from reference_server.presets.catalog import CALIBRATION_TEXT, PREFIX
 TRAINED = ("preset:tiny-llama", "preset:tiny-llama-medusa")
 PROMPT_TOKENS = 64
 NEW_TOKENS = 96
+FEWEST_ROUNDS = 10
+"""Of each text and batch size."""
 GREEDY = ChooserParameters()
 CODE = """
 def area(shape):
@@ -108,6 +112,9 @@ def main() -> None:
     parser.add_argument("--texts", nargs="+", choices=["copy", "code", "free"], default=["copy", "code", "free"])
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--minutes", nargs="+", type=float, default=[3.0, 3.0, 6.0], help="of each model")
+    parser.add_argument(
+        "--interval", type=float, default=0.015, help="half the width of a narrow interval of a ratio in processor time"
+    )
     parser.add_argument("--json", type=Path, help="also write the measurements here")
     args = parser.parse_args()
     if len(args.minutes) not in (1, len(args.models)):
@@ -115,7 +122,7 @@ def main() -> None:
     measured: list[MeasuredDrafts] = []
     for model, minutes in zip(args.models, itertools.cycle(args.minutes), strict=False):
         contenders = contenders_of(model, args.speculate, args.fixed)
-        measured += asyncio.run(compare(model, contenders, args.texts, args.concurrency, minutes))
+        measured += asyncio.run(compare(model, contenders, args.texts, args.concurrency, minutes, args.interval))
         print(table([each for each in measured if each.model == model]), flush=True)
     if args.json:
         rows = [asdict(each) for each in measured]
@@ -131,29 +138,53 @@ def contenders_of(model: str, speculate: Sequence[int], fixed: Sequence[int]) ->
 
 
 async def compare(
-    model: str, contenders: Sequence[Contender], texts: Sequence[str], concurrency: Sequence[int], minutes: float
+    model: str,
+    contenders: Sequence[Contender],
+    texts: Sequence[str],
+    concurrency: Sequence[int],
+    minutes: float,
+    narrow: float,
 ) -> list[MeasuredDrafts]:
-    """At least one round after the first."""
+    """At least one round of each text and batch size after the first."""
     shards = [await loaded(model, contender) for contender in contenders]
     cells = {
         (text, rows): [MeasuredDrafts(model, text, rows, contender.name) for contender in contenders]
         for text, rows in itertools.product(texts, concurrency)
     }
     started = time.monotonic()
-    for round_ in itertools.count():
-        round_started = time.monotonic()
-        for (text, rows), found in cells.items():
-            requests = list(prompts(text, rows, seed=round_))
-            order = [(round_ + place) % len(shards) for place in range(len(shards))]
-            ids = {place: await run(shards[place], requests, found[place], round_ > 0) for place in order}
-            assert all(ids[place] == ids[0] for place in order), f"drafts have changed an output: {text}, {rows}"
-        now = time.monotonic()
-        print(f"{model} round {round_}: {now - round_started:.1f} s", file=sys.stderr)
-        if round_ and now + (now - round_started) > started + 60 * minutes:
+    rounds = dict.fromkeys(cells, 0)
+    while (cell := next_cell(cells, rounds, narrow)) is not None:
+        if rounds[cell] > 1 and time.monotonic() > started + 60 * minutes:
             break
+        (text, rows), found, round_ = cell, cells[cell], rounds[cell]
+        requests = list(prompts(text, rows, seed=round_))
+        order = [(round_ + place) % len(shards) for place in range(len(shards))]
+        ids = {place: await run(shards[place], requests, found[place], round_ > 0) for place in order}
+        assert all(ids[place] == ids[0] for place in order), f"drafts have changed an output: {text}, {rows}"
+        rounds[cell] += 1
+    print(f"{model}: {sum(rounds.values())} rounds in {time.monotonic() - started:.0f} s", file=sys.stderr)
     for shard in shards:
         shard.close()
     return [each for found in cells.values() for each in found]
+
+
+def next_cell(
+    cells: Mapping[tuple[str, int], Sequence[MeasuredDrafts]], rounds: Mapping[tuple[str, int], int], narrow: float
+) -> tuple[str, int] | None:
+    """The text and batch size to measure next: with the fewest rounds, then the widest interval; None if all are
+    narrow."""
+    fewest = min(cells, key=lambda cell: rounds[cell])
+    if rounds[fewest] <= FEWEST_ROUNDS:
+        return fewest
+    widths = {cell: max(half_width(each, found[0]) for each in found[1:]) for cell, found in cells.items()}
+    widest = max(cells, key=lambda cell: widths[cell])
+    return widest if widths[widest] > narrow else None
+
+
+def half_width(measured: MeasuredDrafts, plain: MeasuredDrafts) -> float:
+    """Of the interval of the ratio in processor time."""
+    low, high = interval(ratios(measured.tokens_per_cpu_s, plain.tokens_per_cpu_s))
+    return (high - low) / 2
 
 
 async def loaded(model: str, contender: Contender) -> LocalShard:
@@ -218,7 +249,7 @@ async def run(
 
 
 def table(measured: Sequence[MeasuredDrafts]) -> str:
-    lines = [f"\n{measured[0].model}; {machine()}; medians of {len(measured[0].tokens_per_s)} rounds"]
+    lines = [f"\n{measured[0].model}; {machine()}; medians and 95 % intervals"]
     plain = {(each.text, each.concurrency): each for each in measured if each.contender == "no drafts"}
     for each in measured:
         base = plain.get((each.text, each.concurrency), each)
@@ -230,14 +261,30 @@ def table(measured: Sequence[MeasuredDrafts]) -> str:
             f"  {each.text:<5} C={each.concurrency:<3} {each.contender:<13}"
             f"{statistics.median(each.tokens_per_s):>9.1f} tok/s"
             f"  x {by_time}, cpu x {by_cpu}"
-            f"  {each.tokens / max(1, each.steps):.2f} a step, {share}"
+            f"  {each.tokens / max(1, each.steps):.2f} a step, {share}, {len(each.tokens_per_s)} rounds"
         )
     return "\n".join(lines)
 
 
 def ratio(own: Sequence[float], others: Sequence[float]) -> str:
-    ratios = [mine / other for mine, other in zip(own, others, strict=True)]
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})"
+    found = ratios(own, others)
+    low, high = interval(found)
+    return f"{statistics.median(found):.3f} ({low:.3f} - {high:.3f})"
+
+
+def ratios(own: Sequence[float], others: Sequence[float]) -> list[float]:
+    return [mine / other for mine, other in zip(own, others, strict=True)]
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the median, by order statistics (Conover, Practical Nonparametric Statistics, 3.2).
+
+    >>> interval(range(1, 101))
+    (41, 60)
+    """
+    ordered = sorted(values)
+    below = max(0, math.floor(len(ordered) / 2 - 0.98 * math.sqrt(len(ordered))))
+    return ordered[below], ordered[-1 - below]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,31 @@
+"""The benchmark of drafts measures where it knows least."""
+
+from benchmarks.engine.speculation import FEWEST_ROUNDS, MeasuredDrafts, interval, next_cell
+
+COPY, FREE = ("copy", 1), ("free", 1)
+
+
+def measured(cell: tuple[str, int], spread: float) -> list[MeasuredDrafts]:
+    """Without drafts, and with drafts whose ratios differ by `spread`."""
+    plain, drafted = (MeasuredDrafts("m", *cell, name) for name in ("no drafts", "N=4 adaptive"))
+    plain.tokens_per_cpu_s = [100.0] * 40
+    drafted.tokens_per_cpu_s = [100.0 + spread * (number % 2) for number in range(40)]
+    return [plain, drafted]
+
+
+def test_the_interval_of_the_median_holds_the_middle_of_the_values() -> None:
+    assert interval([float(value) for value in range(1, 101)]) == (41.0, 60.0)
+    assert interval([2.0]) == (2.0, 2.0)
+
+
+def test_every_cell_has_some_rounds_before_intervals_count() -> None:
+    cells = {COPY: measured(COPY, 50.0), FREE: measured(FREE, 0.0)}
+
+    assert next_cell(cells, {COPY: 40, FREE: FEWEST_ROUNDS}, 0.01) == FREE
+    assert next_cell(cells, {COPY: 40, FREE: FEWEST_ROUNDS + 1}, 0.01) == COPY
+
+
+def test_it_ends_when_all_intervals_are_narrow() -> None:
+    cells = {COPY: measured(COPY, 0.5), FREE: measured(FREE, 0.0)}
+
+    assert next_cell(cells, {COPY: 40, FREE: 40}, 0.01) is None
