@@ -1,8 +1,10 @@
 import asyncio
+import functools
 from dataclasses import replace
 
 import pytest
 
+from reference_server.adapter_source import AdapterSource
 from reference_server.errors import ShardError
 from reference_server.messages import (
     Batch,
@@ -14,10 +16,11 @@ from reference_server.messages import (
     WarmupReply,
     WarmupRequest,
 )
-from reference_server.transport.shard import ShardGroup, lowest_limits, lowest_present_limits
+from reference_server.transport.shard import ShardGroup, lowest_limits, lowest_present_limits, until_loaded
 from tests.support.wire.scripted_shard import INFO, ScriptedShard
 
 BATCH = CachedBatch(1, (0, 1, 2, 3), 64, 4)
+ADAPTER = AdapterSource("a#1", "/adapters/a")
 
 
 class Answering(ScriptedShard):
@@ -134,3 +137,35 @@ async def test_closing_a_group_ends_what_it_was_given():
     await ShardGroup([ScriptedShard()]).close()
 
     assert closed == [True]
+
+
+async def test_an_adapter_is_loaded_once_all_ranks_have_read_it():
+    quick, slow = ScriptedShard(), ScriptedShard()
+    slow.reads = 2
+    group = ShardGroup([quick, slow])
+
+    first = await group.load_adapter(ADAPTER)
+    nbytes = await until_loaded(functools.partial(group.load_adapter, ADAPTER))
+
+    assert (first, nbytes) == (None, 1000)
+    assert quick.called("load_adapter") == slow.called("load_adapter") == [(ADAPTER,)] * 3
+
+
+async def test_an_adapter_that_one_rank_refuses_is_on_none():
+    taking, reading, refusing = ScriptedShard(), ScriptedShard(), ScriptedShard()
+    reading.reads = 5
+    refusing.failures["load_adapter"] = ShardError("`use_dora` True is not served")
+
+    with pytest.raises(ShardError, match="use_dora"):
+        await ShardGroup([taking, reading, refusing]).load_adapter(ADAPTER)
+
+    unloaded = [shard.called("unload_adapter") for shard in (taking, reading, refusing)]
+    assert unloaded == [[("a#1",)], [("a#1",)], []]
+
+
+async def test_a_group_has_the_adapters_that_all_ranks_have():
+    infos = [replace(INFO, adapters=names) for names in (("a", "b", "c"), ("c", "a"))]
+
+    info = await ShardGroup([ScriptedShard(info=each) for each in infos]).info()
+
+    assert info.adapters == ("a", "c")

@@ -84,7 +84,8 @@ class ScriptedShard:
 
     `failures` maps a method name to an exception that its next call raises, once. `gate`, when given, is awaited with
     the method's name before each call works, so that a test can hold a step. `count_tokens` counts prompt tokens where
-    the request brings no slots to tell them from. As one `rank` of several it answers for its own requests only.
+    the request brings no slots to tell them from. `reads` is the number of calls of `load_adapter` that find its files
+    still being read. As one `rank` of several it answers for its own requests only.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class ScriptedShard:
         self.calls: list[tuple[str, tuple[object, ...]]] = []
         self.failures: dict[str, BaseException] = {}
         self.gate = gate
+        self.reads = 0
         self._info = info
         self._supported = max_supported_total_tokens
         self._max_total = max_total_tokens
@@ -170,8 +172,11 @@ class ScriptedShard:
         else:
             self._batches.pop(batch_id, None)
 
-    async def load_adapter(self, source: AdapterSource) -> int:
+    async def load_adapter(self, source: AdapterSource) -> int | None:
         await self._enter("load_adapter", source)
+        if self.reads:
+            self.reads -= 1
+            return None
         return 1000
 
     async def unload_adapter(self, adapter_id: str) -> None:
