@@ -16,14 +16,14 @@ PERCENTILES = (50, 95)
 def adapters_summary(measured: Measured) -> list[dict[str, Any]]:
     """A row per adapter, the base model (None) first, then by requests; empty if no request names an adapter.
 
-    A percentile is None if an adapter has too few requests for it.
+    Equal numbers are in the order of the names. A percentile is None if an adapter has too few requests for it.
     """
     population = measured.population
-    names = population["adapter"].dropna().value_counts(sort=True)
-    if not len(names):
+    groups = [(str(name), own) for name, own in population.groupby("adapter")]
+    if not groups:
         return []
+    groups.sort(key=lambda group: (-len(group[1]), group[0]))
     base = population[population["adapter"].isna()]
-    groups = [(str(name), population[population["adapter"] == name]) for name in names.index]
     return [_row(name, own) for name, own in ([(None, base)] if len(base) else []) + groups]
 
 
