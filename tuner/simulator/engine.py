@@ -21,13 +21,14 @@ class PlannedRequest(NamedTuple):
     """A request of a load.
 
     declared_tokens: requested maximum of output tokens, by default `output_tokens`. ids: token ids of the prompt, only
-    if prompts share prefixes.
+    if prompts share prefixes. adapter: the LoRA adapter.
     """
 
     input_tokens: int
     output_tokens: int
     declared_tokens: int | None = None
     ids: tuple[int, ...] | None = None
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +231,9 @@ class Simulation:
     def _push_flight(self, at_ns: int, request: PlannedRequest, user: int) -> None:
         declared = request.output_tokens if request.declared_tokens is None else request.declared_tokens
         flight = Flight(
-            self._next_id, request.input_tokens, request.output_tokens, declared, request.ids, at_ns, at_ns, user=user
+            *(self._next_id, request.input_tokens, request.output_tokens, declared, request.ids, at_ns, at_ns),
+            user=user,
+            adapter=request.adapter,
         )
         self._next_id += 1
         heapq.heappush(self._events, (at_ns, _ARRIVAL, flight.id, flight))

@@ -10,6 +10,7 @@ from typing import Any
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import FILE_WORKLOADS
+from loadgen.workloads.adapters import AdapterMix
 from loadgen.workloads.prompts.prompt import Prompt, ServerLimits
 from loadgen.workloads.prompts.vocabulary import Vocabulary, Word
 from loadgen.workloads.think_time import parse_think_time
@@ -19,7 +20,7 @@ from tuner.simulator.engine import NS_PER_S, PlannedRequest, SimulatedLoad
 from tuner.simulator.fitting.client_cost import NO_COST, ClientCost
 
 # Workloads whose prompts share no prefix.
-NOT_MODELLED = {"adapter": "adapters", "adapters": "adapters", "images": "images"}
+NOT_MODELLED = {"images": "images"}
 UNSHARED_WORKLOADS = ("synthetic", "azure_llm", "burstgpt")
 
 
@@ -86,11 +87,14 @@ def load_of(
         raise NotSimulatedError("`think_time` is a distribution, which is not simulated; set a fixed time")
     workload = build(config, LENGTHS, limits or ServerLimits())
     times_ns = workload.times_ns
-    planned = list(map(_with_ids if with_ids else _plain, workload.scheduled())) if times_ns is not None else None
+    adapters = workload.adapters
+    planned = (
+        [_planned(prompt, adapters, with_ids) for prompt in workload.scheduled()] if times_ns is not None else None
+    )
     duration_s = config.duration_s
     count = requests if requests is not None else config.requests
     return SimulatedLoad(
-        planned if planned is not None else ClosedLoopRequests(workload.prompts, with_ids),
+        planned if planned is not None else ClosedLoopRequests(workload.prompts, adapters, with_ids),
         times_ns=times_ns,
         users=0 if times_ns is not None else config.users,
         think_ns=round(think.first * NS_PER_S),
@@ -112,17 +116,21 @@ class ClosedLoopRequests:
     """Requests of a closed loop, created on demand."""
 
     prompts: Any
+    adapters: AdapterMix | None
     with_ids: bool
 
     def __iter__(self) -> Iterator[PlannedRequest]:
-        return map(_with_ids if self.with_ids else _plain, self.prompts)
+        return (_planned(prompt, self.adapters, self.with_ids) for prompt in self.prompts)
 
 
-def _plain(prompt: Prompt) -> PlannedRequest:
-    return PlannedRequest(prompt.input_tokens or 1, prompt.output_tokens or 1)
-
-
-def _with_ids(prompt: Prompt) -> PlannedRequest:
+def _planned(prompt: Prompt, adapters: AdapterMix | None, with_ids: bool) -> PlannedRequest:
+    adapter = None if adapters is None else adapters.of(prompt)
+    if not with_ids:
+        return PlannedRequest(prompt.input_tokens or 1, prompt.output_tokens or 1, adapter=adapter)
     text = "".join(message["content"] for message in prompt.messages) if prompt.messages else prompt.text
     ids = ids_of(text)
-    return PlannedRequest(len(ids), prompt.output_tokens or 1, None, ids)
+    if adapter is not None:
+        # Cached prefixes belong to one adapter.
+        first = zlib.crc32(adapter.encode()) << 56
+        ids = tuple(first + each for each in ids)
+    return PlannedRequest(len(ids), prompt.output_tokens or 1, None, ids, adapter)

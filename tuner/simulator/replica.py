@@ -6,7 +6,7 @@ is an event of its own, after which each row has its accepted tokens and one mor
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -37,9 +37,14 @@ from reference_server.router.scheduling.scheduler import (
 )
 from reference_server.router.scheduling.segments import segment_tokens
 from reference_server.router.scheduling.step_work import StepWork
+from tuner.errors import NotSimulatedError
 from tuner.simulator.speculation import Drafting, DraftingRow, SpeculatingLaw
-from tuner.simulator.step_law import StepLaw, steps_until, stride_ns
+from tuner.simulator.step_law import AdaptedLaw, StepLaw, steps_until, stride_ns
 
+ADAPTERS_NOT_MEASURED = (
+    "the load has LoRA adapters, whose cost in a step is not measured: calibrate a server with `--lora-adapters`"
+)
+NO_DRAFTS: Mapping[int, int] = {}
 _TOKEN = Tokens((0,), (0.0,), ("",), (False,))
 _ENDED = GeneratedText("", 1, FinishReason.LENGTH)
 _CHOOSER = ChooserParameters()
@@ -76,6 +81,7 @@ class Flight:
     generated: int = 0
     user: int = -1
     token_ns: list[int] = field(default_factory=list)
+    adapter: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -175,6 +181,8 @@ class Replica:
         self._step_times: list[int] | None = [] if with_gaps else None
         self._waited_ns: dict[str, int] = {}
         self._max_batch_size = options.max_batch_size
+        self._adapted_law = law if isinstance(law, AdaptedLaw) and law.has_adapters else None
+        self._has_adapters = False
 
     @property
     def rows(self) -> int:
@@ -182,7 +190,14 @@ class Replica:
         return self._num_decoding + self._num_prefilling
 
     def submit(self, flight: Flight, now_ns: int) -> bool:
-        """Queue the next segment of a request; false if the options do not allow it."""
+        """Queue the next segment of a request; false if the options do not allow it.
+
+        Raises NotSimulatedError for an adapter whose cost is unknown.
+        """
+        if flight.adapter is not None:
+            if self._adapted_law is None:
+                raise NotSimulatedError(ADAPTERS_NOT_MEASURED)
+            self._has_adapters = True
         requested = flight.declared_tokens - flight.generated
         input_len = flight.input_tokens + flight.generated
         ids = _same_ids(input_len) if not self._needs_ids else _ids_with_output(flight, input_len)
@@ -276,7 +291,10 @@ class Replica:
             )
         else:
             step = StepWork(prompts, tokens, squares, cached)
-        return self._run(_Stride(call, now_ns, self._law.step_ns(step)))
+        step_ns = self._law.step_ns(step)
+        if self._has_adapters:
+            step_ns += self._adapters_ns(new if call.cached is None else {**self._rows[call.cached.id], **new})
+        return self._run(_Stride(call, now_ns, step_ns))
 
     def _begin_decode(self, call: Decode, now_ns: int) -> int:
         rows = self._rows[call.batches[0].id]
@@ -287,7 +305,7 @@ class Replica:
         if drafts := self._drafts(rows):
             return self._run(self._drafted_step(call, now_ns, drafts))
         work = self._prompt_work(rows) if self._num_prefilling else (0, 0, 0, 0)
-        first_ns = self._law.step_ns(StepWork(*work, decoding, self._kv + decoding))
+        first_ns = self._law.step_ns(StepWork(*work, decoding, self._kv + decoding)) + self._adapters_ns(rows)
         steps = 1
         if self._strides and not self._num_prefilling and not self._looks_for_drafts:
             steps = self._ends[0][0] - self._step
@@ -327,7 +345,19 @@ class Replica:
         drafted = sum(length for _, length in drafts)
         self.counts.drafted += drafted
         step_ns = law.drafted_step_ns(StepWork(rows=decoding, kv=self._kv + decoding), drafted)
-        return _Stride(call, now_ns, step_ns, drafts=drafts)
+        of_adapters_ns = self._adapters_ns(self._rows[call.batches[0].id], {id(row): length for row, length in drafts})
+        return _Stride(call, now_ns, step_ns + of_adapters_ns, drafts=drafts)
+
+    def _adapters_ns(self, rows: dict[int, _Row], drafted: Mapping[int, int] = NO_DRAFTS) -> float:
+        """The time of adapters in a step of these rows. drafted: tokens of the draft by the identity of a row."""
+        if not self._has_adapters or self._adapted_law is None:
+            return 0.0
+        adapters, tokens = set(), 0
+        for row in rows.values():
+            if row.flight.adapter is not None and not row.has_ended:
+                adapters.add(row.flight.adapter)
+                tokens += row.next_chunk if row.remaining_prefill else 1 + drafted.get(id(row), 0)
+        return self._adapted_law.adapters_ns(len(adapters), tokens)
 
     def _accept(self, drafts: list[tuple[_Row, int]]) -> None:
         """Move the ends of rows with accepted drafts forward. The step in progress is still to be counted."""

@@ -42,7 +42,10 @@ class SimulatedServer:
         """The server with other settings. `pool` computes its K/V tokens. Raises NotSimulatedError."""
         if self.has_slots:
             return self._with_slot_settings(settings)
-        if unmodelled := [name for name in NOT_MODELLED if settings.get(name) not in (None, 0, 1, "", (), [], "none")]:
+        changed_names = [
+            name for name in NOT_MODELLED if _listed(settings.get(name)) != _listed(self.settings.get(name))
+        ]
+        if unmodelled := [name for name in changed_names if settings.get(name) not in (None, 0, 1, "", (), [], "none")]:
             raise NotSimulatedError(f"`{unmodelled[0]}` is not simulated")
         known = {name: settings[name] for name in OPTION_NAMES if settings.get(name) is not None}
         options = {**self.options, **known}
@@ -93,6 +96,11 @@ class SimulatedServer:
         """Limit of requests in the server. A server with slots has no limit."""
         most = UNLIMITED_TOKENS if self.has_slots else MAX_CONCURRENT
         return int(self.settings.get("max_concurrent_requests") or most)
+
+
+def _listed(value: object) -> object:
+    """A setting as settings files and traces of launches have it: text with commas, or a list."""
+    return value.split(",") if isinstance(value, str) else list(value) if isinstance(value, Sequence) else value
 
 
 def slot_rule(options: Mapping[str, Any]) -> SlotRule:

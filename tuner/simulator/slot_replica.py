@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from reference_server.router.scheduling.step_work import StepWork
+from tuner.errors import NotSimulatedError
 from tuner.simulator.replica import Counts, Flight
 from tuner.simulator.step_law import StepLaw, steps_until, stride_ns
 
@@ -82,7 +83,9 @@ class SlotReplica:
         self._waited_ns = 0
 
     def submit(self, flight: Flight, now_ns: int) -> bool:  # noqa: ARG002 - the signature of Replica
-        """Queue a request. Every request is accepted."""
+        """Queue a request. Every request is accepted. Raises NotSimulatedError for an adapter."""
+        if flight.adapter is not None:
+            raise NotSimulatedError("the load has LoRA adapters, whose cost is not known from client timings")
         self._waiting.append(flight)
         self.in_system += 1
         return True

@@ -43,6 +43,13 @@ class SpeculatingLaw:
     def step_ns(self, work: StepWork) -> float:
         return self.plain.step_ns(work)
 
+    @property
+    def has_adapters(self) -> bool:
+        return self.plain.has_adapters
+
+    def adapters_ns(self, adapters: int, tokens: int) -> float:
+        return self.plain.adapters_ns(adapters, tokens)
+
     def drafted_step_ns(self, work: StepWork, drafted: int) -> float:
         """The time of a decode step that verifies `drafted` tokens, which attend to as many keys as the mean row."""
         drafts_ns, drafted_ns = self.plain.draft_ns

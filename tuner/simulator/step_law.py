@@ -1,7 +1,7 @@
 """The protocol of step times, and sums of linearly growing step times."""
 
 import math
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from reference_server.router.scheduling.step_work import StepWork
 
@@ -16,6 +16,20 @@ class StepLaw(Protocol):
     @property
     def kv_ns(self) -> float | None:
         """Time that one more K/V token adds to a decode step; None if it is not constant."""
+        ...
+
+
+@runtime_checkable
+class AdaptedLaw(StepLaw, Protocol):
+    """A law of a server with LoRA adapters."""
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether the time of adapters was measured."""
+        ...
+
+    def adapters_ns(self, adapters: int, tokens: int) -> float:
+        """Time that adapters add to a step with `tokens` tokens that use one."""
         ...
 
 

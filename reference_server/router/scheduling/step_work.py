@@ -42,6 +42,19 @@ class StepMeter:
         rows = 0 if is_alone else len(self._context)
         return StepWork(prompts, tokens, squares, cached, rows, self._kv + rows if rows else 0)
 
+    def adapted(self, call: Prefill | Decode, scheduler: Scheduler) -> tuple[int, int]:
+        """The adapters of a call, and the tokens that it computes with one."""
+        new = call.entries if type(call) is Prefill else ()
+        is_alone = type(call) is Prefill and call.cached is None
+        adapters: set[str] = set()
+        tokens = 0
+        for entry in new if is_alone else scheduler.entries:
+            adapter_id = entry.request.wire.adapter_id
+            if adapter_id is not None and (entry.remaining_prefill or entry.id in self._context):
+                adapters.add(adapter_id)
+                tokens += entry.next_chunk if entry.remaining_prefill else 1
+        return len(adapters), tokens
+
     def on_reply(self, deliveries: Deliveries) -> tuple[int, int]:
         """Add a reply's tokens; returns the rows with output, and the tokens beyond one per row."""
         context, extra = self._context, 0

@@ -43,7 +43,7 @@ class StepListener(Protocol):
 
 COLUMNS = (
     *("at_ns", "kind", *StepWork._fields, "generations", "accepted", "drafts_proposed", "drafts_accepted"),
-    *("forward_ns", "decode_ns", "concat_ns", "total_ns", "wall_ns"),
+    *("adapters", "adapted_tokens", "forward_ns", "decode_ns", "concat_ns", "total_ns", "wall_ns"),
 )
 
 
@@ -51,8 +51,8 @@ class StepTrace:
     """Writes JSON lines: a header with columns and facts, then one list per step; at most `RING_ROWS` wait unwritten.
 
     `accepted`: tokens beyond one for each generation, of any shard. `drafts_proposed`, `drafts_accepted`: lists by the
-    place in a draft, of our own shards. `wall_ns` is from the start of a call to the start of the next; null if the
-    server was idle after it.
+    place in a draft, of our own shards. `adapters`: different ones in the step; `adapted_tokens`: computed with one.
+    `wall_ns` is from the start of a call to the start of the next; null if the server was idle after it.
     """
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
@@ -60,8 +60,8 @@ class StepTrace:
         self._write({"format": FORMAT, "columns": COLUMNS, "facts": facts})
         self._rows: deque[tuple[Any, ...]] = deque(maxlen=RING_ROWS)
         self._meter = StepMeter()
-        self._sent: tuple[int, str, StepWork] | None = None
-        self._answered: tuple[Any, ...] | None = None
+        self._sent: tuple[int, str, StepWork, tuple[int, int]] | None = None
+        self._answered: tuple[tuple[Any, ...], tuple[int, ...]] | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._flush_until_stopped, name="step-trace", daemon=True)
         self._thread.start()
@@ -71,11 +71,12 @@ class StepTrace:
             return
         if self._answered is not None and self._sent is not None:
             wall_ns = None if isinstance(call, Idle) else now_ns - self._sent[0]
-            self._rows.append((self._sent[0], self._sent[1], *self._sent[2], *self._answered, wall_ns))
+            counted, times = self._answered
+            self._rows.append((*self._sent[:2], *self._sent[2], *counted, *self._sent[3], *times, wall_ns))
         self._sent = self._answered = None
         if not isinstance(call, Idle):
             kind = "prefill" if isinstance(call, Prefill) else "decode"
-            self._sent = (now_ns, kind, self._meter.work(call, scheduler))
+            self._sent = (now_ns, kind, self._meter.work(call, scheduler), self._meter.adapted(call, scheduler))
 
     def on_reply(self, call: Call, deliveries: Deliveries, reply: StepResult, scheduler: Scheduler) -> None:
         if isinstance(call, Prefill | Decode):
@@ -84,7 +85,7 @@ class StepTrace:
                 self._meter.forget_others(scheduler)
             timings, drafts = reply.timings, reply.drafts
             times = (timings.forward_ns, timings.decode_ns, timings.concat_ns or 0, timings.total_ns)
-            self._answered = (*counted, drafts.proposed, drafts.accepted, *times)
+            self._answered = (*counted, drafts.proposed, drafts.accepted), times
 
     def on_error(self, scheduler: Scheduler) -> None:
         self._sent = self._answered = None

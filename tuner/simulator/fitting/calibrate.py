@@ -1,7 +1,7 @@
 """Calibration: launches a server for each `quantize` value, sends designed bursts, and reads its step trace.
 
 Some bursts are prompts of one length, others are requests that decode at one context length. The trace has the batches
-that the server formed, which can differ from the bursts.
+that the server formed, which can differ from the bursts. A server with LoRA adapters gets bursts that use them.
 """
 
 import json
@@ -26,6 +26,9 @@ from tuner.trial.evaluate import SERVER_LOG, STEPS_FILE
 
 PROMPTS, LENGTHS = (1, 2, 4, 8, 16), (64, 256, 1024)
 ROWS, CONTEXTS = (1, 2, 4, 8, 16, 32, 48, 64, 80, 128, 192), (128, 512, 1500)
+# Rows of decode batches with adapters, their context, and the prompts of prefill bursts with adapters.
+ADAPTED_ROWS, ADAPTED_CONTEXT, ADAPTED_PROMPTS = (1, 4, 16, 32), 128, (1, 4)
+ADAPTER_COUNTS = (1, 2, 4, 8, 16)
 REPEATS = 3
 SWEEP_S = 30.0
 # Time limit until the head of a trace is written.
@@ -37,20 +40,21 @@ ANSWER_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class CalibrationBurst:
-    """Equal requests that are sent together."""
+    """Equal requests that are sent together. adapters: so many LoRA adapters, one after the other; 0 is none."""
 
     count: int
     input_tokens: int
     output_tokens: int
+    adapters: int = 0
 
 
 def designed(
-    budget: int, pool: int, longest_input: int, most_requests: int, *, seed: int = 0
+    budget: int, pool: int, longest_input: int, most_requests: int, *, adapters: int = 0, seed: int = 0
 ) -> list[CalibrationBurst]:
     """The bursts that fit in budget, pool and limits, `REPEATS` times, each time in random order.
 
-    budget: prefill tokens of a batch. pool: K/V tokens. With random order, a sweep that ends early has a sample of all
-    bursts.
+    budget: prefill tokens of a batch. pool: K/V tokens. adapters: number of the server's. With random order, a sweep
+    that ends early has a sample of all bursts.
 
     >>> len(designed(4096, 20_000, 1024, 128)) // REPEATS
     34
@@ -69,8 +73,24 @@ def designed(
         for context in contexts
         if rows * (context + DECODED) <= pool and rows <= most_requests
     ]
+    bursts += _adapted(budget, pool, longest_input, most_requests, adapters)
     rng = random.Random(seed)
     return [burst for _ in range(REPEATS) for burst in rng.sample(bursts, len(bursts))]
+
+
+def _adapted(budget: int, pool: int, longest_input: int, most_requests: int, adapters: int) -> list[CalibrationBurst]:
+    """Bursts of 1, 2, 4, ... different adapters, each in batches of several sizes."""
+    context = min(ADAPTED_CONTEXT, longest_input)
+    counts = [count for count in ADAPTER_COUNTS if count <= adapters]
+    decodes = [rows for rows in ADAPTED_ROWS if rows * (context + DECODED) <= pool and rows <= most_requests]
+    prefills = [count for count in ADAPTED_PROMPTS if count * context <= budget and count <= most_requests]
+    return [
+        CalibrationBurst(rows, context, output, count)
+        for output, sizes in ((DECODED, decodes), (FIRST_TOKEN, prefills))
+        for rows in sizes
+        for count in counts
+        if count <= rows
+    ]
 
 
 def run_calibration(
@@ -101,14 +121,16 @@ def _sweep(server: TunedServer, settings: Mapping[str, Any], directory: Path, tr
         ):
             options = _facts_of(trace)["scheduler"]
             info = target.info()
+            names = tuple(info.get("engine", {}).get("adapters", ()))
             longest = min(int(info["max_input_tokens"]), int(info["max_total_tokens"]) - DECODED)
             bursts = designed(
                 int(options["max_batch_prefill_tokens"]),
                 int(options["max_batch_total_tokens"]),
                 longest,
                 int(info["max_concurrent_requests"]),
+                adapters=len(names),
             )
-            _send_bursts(target, bursts)
+            _send_bursts(target, bursts, names)
     finally:
         remove_container(launch.container)
 
@@ -125,7 +147,7 @@ def _facts_of(trace: Path) -> Mapping[str, Any]:
             time.sleep(0.1)
 
 
-def _send_bursts(target: Target, bursts: Sequence[CalibrationBurst]) -> None:
+def _send_bursts(target: Target, bursts: Sequence[CalibrationBurst], adapters: Sequence[str]) -> None:
     """Send the bursts, one after the other, for at most `SWEEP_S`."""
     rng = random.Random(0)
     deadline_s = time.monotonic() + SWEEP_S
@@ -133,19 +155,21 @@ def _send_bursts(target: Target, bursts: Sequence[CalibrationBurst]) -> None:
         for burst in bursts:
             if time.monotonic() > deadline_s:
                 return
-            bodies = [_body(burst, rng) for _ in range(burst.count)]
+            bodies = [_body(burst, rng, adapters, number) for number in range(burst.count)]
             list(threads.map(lambda body: _post(target, body), bodies))
 
 
-def _body(burst: CalibrationBurst, rng: random.Random) -> bytes:
-    """A request with random words, which the server truncates to the length."""
+def _body(burst: CalibrationBurst, rng: random.Random, adapters: Sequence[str], number: int) -> bytes:
+    """A burst's request of that number, with random words, which the server truncates to the length."""
     text = " ".join(rng.choices(CANDIDATES, k=burst.input_tokens))
-    parameters = {
+    parameters: dict[str, Any] = {
         "truncate": burst.input_tokens,
         "max_new_tokens": burst.output_tokens,
         "ignore_eos_token": True,
         "do_sample": False,
     }
+    if burst.adapters:
+        parameters["adapter_id"] = adapters[number % burst.adapters]
     return json.dumps({"inputs": text, "parameters": parameters}).encode()
 
 

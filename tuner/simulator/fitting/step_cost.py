@@ -2,6 +2,7 @@
 
 prefill  c0 + c1·prompts + c2·tokens + c3·squares + c4·cached
 decode   d0 + d1·rows + d2·padded rows in a graph + d3 without a graph + d4·kv (+ d5 + d6·drafted, with drafts)
+adapters a0·LoRA adapters + a1·tokens that use one, in a step of any kind
 
 A step with both phases has the sum of both laws without d0. d4 also counts the keys of a drafted token, as many as its
 row has. Coefficients are not negative. The fit minimizes the relative error of the wall time, which is the time from
@@ -28,9 +29,10 @@ Array = npt.NDArray[np.float64]
 PREFILL = ("prefill", "prompts", "tokens", "squares", "cached")
 DECODE = ("decode", "rows", "padded_rows", "no_graph", "kv")
 DRAFTS = ("drafts", "drafted")
-COLUMNS = PREFILL + DECODE + DRAFTS
+ADAPTERS = ("adapters", "adapted")
+COLUMNS = PREFILL + DECODE + DRAFTS + ADAPTERS
 # The most important columns come first, because the later one of two dependent columns is dropped.
-ORDER = ("tokens", "prefill", "decode", "rows", "kv", "squares", "prompts", "drafted")
+ORDER = ("tokens", "prefill", "decode", "rows", "kv", "squares", "prompts", "drafted", "adapted", "adapters")
 # A column is linearly dependent if its residual from the others is below this fraction of its norm.
 SAME = 1e-4
 BOOTSTRAPS = 200
@@ -41,7 +43,7 @@ BY_HAND, FROM_STEPS, FROM_METRICS, FROM_CLIENTS = "by hand", "step trace", "from
 
 @dataclass(frozen=True, slots=True)
 class LinearLaw:
-    """A `StepLaw`. `coefficients`: ns in the order of `COLUMNS`; those of drafts may be left out.
+    """A `StepLaw`. `coefficients`: ns in the order of `COLUMNS`; those of drafts and adapters may be left out.
 
     graph_sizes: captured batch sizes, ascending.
     """
@@ -58,6 +60,16 @@ class LinearLaw:
         """Time of drafts in a step, and of each of their tokens without its keys."""
         drafts_ns, drafted_ns = (*self.coefficients[10:], 0.0, 0.0)[:2]
         return drafts_ns, drafted_ns
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether the time of adapters is known."""
+        return any(self.coefficients[12:])
+
+    def adapters_ns(self, adapters: int, tokens: int) -> float:
+        """Time that adapters add to a step with `tokens` tokens that use one."""
+        each_ns, token_ns = (*self.coefficients[12:], 0.0, 0.0)[:2]
+        return each_ns * adapters + token_ns * tokens
 
     def step_ns(self, work: StepWork) -> float:
         prompts, tokens, squares, cached, rows, kv = work
@@ -121,7 +133,7 @@ class CostModel:
 
     def scaled(self, prefill: float, decode: float) -> "CostModel":
         """The model with the times of prefill and decode multiplied by these factors."""
-        return self.with_factors(dict.fromkeys(PREFILL, prefill) | dict.fromkeys(DECODE + DRAFTS, decode))
+        return self.with_factors(dict.fromkeys(PREFILL, prefill) | dict.fromkeys(DECODE + DRAFTS + ADAPTERS, decode))
 
     def with_factors(self, factors: Mapping[str, float]) -> "CostModel":
         """The model with the times of these columns multiplied."""
@@ -191,7 +203,7 @@ def fit(
     return CostModel(
         coefficients,
         sizes,
-        tuple(name for index in unknown if (name := COLUMNS[index]) not in DRAFTS or steps.drafts is not None),
+        tuple(COLUMNS[index] for index in unknown if _concerns(steps, COLUMNS[index])),
         len(steps),
         _intervals(launches, sizes, known) if with_intervals else {},
         _held_out_errors(steps, columns, known),
@@ -205,6 +217,13 @@ def predicted_ns(model: CostModel, steps: TracedSteps) -> Array:
     """[steps]: the times that the model gives these steps."""
     predicted: Array = _columns(steps, model.graph_sizes) @ np.asarray(model.in_order)
     return predicted
+
+
+def _concerns(steps: TracedSteps, column: str) -> bool:
+    """Whether the steps are of a server with what a column is about."""
+    if column in DRAFTS:
+        return steps.drafts is not None
+    return column not in ADAPTERS or steps.adapted is not None
 
 
 def rescaled(model: CostModel, load: TracedSteps) -> CostModel:
@@ -241,6 +260,7 @@ def _columns(steps: TracedSteps, graph_sizes: Sequence[int]) -> Array:
         *(prefills, prompts, tokens, squares, cached),
         *(decodes, rows, padded * calls, no_graph * calls, keys),
         *(drafted > 0, drafted),
+        *steps.adapted_of_rows.T,
     )
     return np.stack([np.asarray(part, dtype=np.float64) for part in parts], axis=1)
 

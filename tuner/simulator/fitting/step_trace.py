@@ -14,6 +14,7 @@ from tuner.errors import TraceError
 
 FORMAT = 1
 DRAFTS = ("drafts_proposed", "drafts_accepted")
+ADAPTERS = ("adapters", "adapted_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class TracedSteps:
 
     work: [steps, 6], in the order of `StepWork`. wall_ns, total_ns: [steps]. calls: [steps, 2], number of calls with
     prompts and of decode-only calls, if rows are sums over steps. drafts: [steps, 2, positions], the drafted tokens at
-    each position and those that were accepted; None without drafts.
+    each position and those that were accepted; None without drafts. adapted: [steps, 2], the LoRA adapters of the step
+    and the tokens that it computes with one; None without adapters.
     """
 
     work: npt.NDArray[np.float64]
@@ -31,6 +33,7 @@ class TracedSteps:
     facts: Mapping[str, Any]
     calls: npt.NDArray[np.float64] | None = None
     drafts: npt.NDArray[np.float64] | None = None
+    adapted: npt.NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.wall_ns)
@@ -38,12 +41,18 @@ class TracedSteps:
     def chosen(self, keep: npt.NDArray[np.bool_]) -> "TracedSteps":
         calls = None if self.calls is None else self.calls[keep]
         drafts = None if self.drafts is None else self.drafts[keep]
-        return TracedSteps(self.work[keep], self.wall_ns[keep], self.total_ns[keep], self.facts, calls, drafts)
+        adapted = None if self.adapted is None else self.adapted[keep]
+        return TracedSteps(self.work[keep], self.wall_ns[keep], self.total_ns[keep], self.facts, calls, drafts, adapted)
 
     @property
     def drafted(self) -> npt.NDArray[np.float64]:
         """[steps]: drafted tokens that the step verified."""
         return np.zeros(len(self)) if self.drafts is None else self.drafts[:, 0].sum(axis=1)
+
+    @property
+    def adapted_of_rows(self) -> npt.NDArray[np.float64]:
+        """[steps, 2]: `adapted`, zeros without adapters."""
+        return np.zeros((len(self), 2)) if self.adapted is None else self.adapted
 
     @property
     def is_from_metrics(self) -> bool:
@@ -102,7 +111,17 @@ def read_steps(path: Path) -> TracedSteps:
         np.asarray([row[total] for row in rows], dtype=np.float64),
         head.get("facts", {}),
         drafts=_drafts(rows, columns),
+        adapted=_adapted(rows, columns),
     )
+
+
+def _adapted(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> npt.NDArray[np.float64] | None:
+    """[steps, 2]: adapters, and tokens with one; None if no step has any."""
+    if not set(ADAPTERS) <= set(columns):
+        return None
+    places = [columns.index(name) for name in ADAPTERS]
+    found = np.asarray([[row[place] for place in places] for row in rows], dtype=np.float64).reshape(-1, 2)
+    return found if found.any() else None
 
 
 def _drafts(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> npt.NDArray[np.float64] | None:
@@ -150,6 +169,9 @@ def joined(launches: Iterable[TracedSteps]) -> TracedSteps:
         each[0].facts,
         np.concatenate([steps.calls_of_rows for steps in each]) if is_sums else None,
         _joined_drafts(each),
+        None
+        if all(steps.adapted is None for steps in each)
+        else np.concatenate([steps.adapted_of_rows for steps in each]),
     )
 
 

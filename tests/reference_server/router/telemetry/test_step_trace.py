@@ -24,7 +24,7 @@ def reply(*ids: int, ended: bool = False, running: tuple[int, ...] = ()) -> Step
 
 
 def test_each_step_is_a_row_with_its_work(tmp_path: Path):
-    scheduler = Scheduler(SchedulerOptions(1000, 4000, block_size=16))
+    scheduler = Scheduler(SchedulerOptions(1000, 4000, block_size=16, adapters=("poet",)))
     trace = StepTrace(tmp_path / "steps.jsonl", {"model_id": "m"})
 
     def step(now_ns: int, answer: StepResult | None) -> None:
@@ -37,7 +37,7 @@ def test_each_step_is_a_row_with_its_work(tmp_path: Path):
             assert isinstance(call, Idle)
 
     scheduler.append(valid_request(100, 3), 0)
-    scheduler.append(valid_request(50, 3), 0)
+    scheduler.append(valid_request(50, 3, adapter_id="poet"), 0)
     step(1000, reply(0, 1, running=(0, 1)))
     step(1500, reply(0, 1, running=(0, 1)))
     step(1700, reply(0, 1, ended=True))
@@ -51,6 +51,7 @@ def test_each_step_is_a_row_with_its_work(tmp_path: Path):
     assert (prefill["rows"], prefill["wall_ns"], prefill["forward_ns"]) == (0, 500, 10)
     assert (first["kind"], first["rows"], first["kv"], first["wall_ns"]) == ("decode", 2, 152, 200)
     assert (last["rows"], last["kv"], last["wall_ns"]) == (2, 154, None)
+    assert [(each["adapters"], each["adapted_tokens"]) for each in rows] == [(1, 50), (1, 1), (1, 1)]
     assert (last["drafts_proposed"], last["drafts_accepted"]) == ([2, 1], [1, 0])
 
 

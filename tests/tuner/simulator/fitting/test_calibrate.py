@@ -54,3 +54,13 @@ def test_a_calibrated_preset_predicts(tmp_path: Path, capsys: pytest.CaptureFixt
     capsys.readouterr()
     assert main(["simulate", "run", "--cost", str(cost), "--requests", "40", "--force", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["metrics"]["output_tokens_per_s"] > 0
+
+
+def test_a_server_with_adapters_gets_bursts_that_use_1_2_4_of_them():
+    bursts = [burst for burst in designed(4096, 20_000, 1024, 128, adapters=5) if burst.adapters]
+
+    assert {burst.adapters for burst in bursts} == {1, 2, 4}
+    assert all(burst.adapters <= burst.count for burst in bursts)
+    assert {burst.output_tokens for burst in bursts} == {1, 8}
+    assert len(bursts) == 3 * (1 + 3 + 3 + 3 + 1 + 3)
+    assert not any(burst.adapters for burst in designed(4096, 20_000, 1024, 128))
