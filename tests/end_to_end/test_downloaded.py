@@ -14,6 +14,7 @@ from reference_server.presets.catalog import find_adapter
 from tests.support.models.tiny_models import generate_alone, make_tiny_model, save_tiny_model, text_of
 from tests.support.servers.hub import fake_hub
 from tests.support.servers.launched_server import serve
+from tests.support.servers.ports import free_port
 
 PROMPT = [7, 3, 11, 42]
 MODULE = "model.layers.0.self_attn.q_proj"
@@ -82,7 +83,10 @@ def test_the_launcher_downloads_adapters_and_then_serves_them_without_a_hub(tmp_
             lines = server.output.splitlines()
         num_requests = len(hub.requests)
         lost = subprocess.run(
-            [sys.executable, "-m", "reference_server.launcher.cli", "--lora-adapters", "some/missing", "--port", "0"],
+            [
+                *(sys.executable, "-m", "reference_server.launcher.cli", "--model-id", "preset:tiny-llama"),
+                *("--lora-adapters", "some/missing", "--port", str(free_port())),
+            ],
             env={**os.environ, **places, "HF_ENDPOINT": hub.url},
             capture_output=True,
             text=True,

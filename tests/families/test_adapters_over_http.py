@@ -99,7 +99,14 @@ def test_adapters_are_loaded_replaced_and_unloaded_under_load_without_a_failed_r
         source = find_adapter(f"preset:{name}")
         assert source is not None
         shutil.copytree(source, tmp_path / name)
-    adapters = ("--lora-adapters", "exclaim=preset:exclaim", "--adapter-directory", str(tmp_path))
+    adapters = (
+        "--lora-adapters",
+        "exclaim=preset:exclaim",
+        "--adapter-directory",
+        str(tmp_path),
+        "--adapter-memory-mib",
+        "32",
+    )
     guests = Counter[str]()
     with serve(*adapters, *flags, "--dtype", "float32") as server:
         change(server, "load", lora_name="live", lora_path="exclaim")
