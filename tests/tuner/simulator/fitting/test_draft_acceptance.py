@@ -1,6 +1,7 @@
 """The acceptance and the cost of drafts, from traces made by hand."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,6 +57,38 @@ def test_the_length_of_drafts_does_not_change_what_is_fitted(tmp_path, speculate
 
     assert found is not None
     assert (found.coverage, found.first, found.next) == pytest.approx((0.3, 0.2, 0.9), rel=0.1)
+
+
+def decoded(law, num_steps=4_000):
+    """The trace rows of one request on a server with this law, with times that vary by 10 %, and its tokens per ns."""
+    drafting, chance = Drafting(law), np.random.default_rng(law.speculate)
+    row, lines, tokens, spent_ns = drafting.row(7, 100, 10**9), [], 0, 0.0
+    for _ in range(num_steps):
+        [length] = drafting.propose([row])
+        count = drafting.accepted(row, length) if length else 0
+        work = StepWork(rows=1, kv=row.num_ids)
+        step_ns = law.drafted_step_ns(work, length) if length else law.step_ns(work)
+        step_ns *= chance.normal(1.0, 0.1)
+        places = [int(place < count) for place in range(length)]
+        lines.append(decode(1, [1] * length, places, row.num_ids, step_ns))
+        row.num_ids += 1 + count
+        tokens, spent_ns = tokens + 1 + count, spent_ns + step_ns
+    return lines, tokens / spent_ns
+
+
+def test_the_speed_at_a_length_of_drafts_follows_from_launches_with_others(tmp_path):
+    truth = SpeculatingLaw(
+        LinearLaw((0.0,) * 5 + (4e5, 0.0, 0.0, 0.0, 10.0, 2e5, 4e4)), 4, DraftAcceptance(0.1, 0.06, 0.92), False
+    )
+    others = [
+        traced(tmp_path / str(speculate), decoded(replace(truth, speculate=speculate))[0]) for speculate in (2, 8)
+    ]
+
+    cost = fit(others, with_intervals=False)
+
+    assert cost.acceptance is not None
+    predicted = SpeculatingLaw(cost.law, 4, cost.acceptance, False)
+    assert decoded(predicted)[1] == pytest.approx(decoded(truth)[1], rel=0.05)
 
 
 def test_an_adaptive_server_is_counted_only_in_steps_with_drafts(tmp_path):
