@@ -61,9 +61,15 @@ def test_openai_describes_a_picture(server: Server, saved: SavedVisionModel) -> 
     expected = load_tokenizer(saved.directory, VOCAB_SIZE).decode(generated, skip_special_tokens=True)
     assert chat.usage.prompt_tokens == len(prompt)
     assert chat.usage.completion_tokens == NEW_TOKENS
-    assert chat.choices[0].message.content.split() == expected.split()
+    # The tokenizer of the tests has no text for some ids, and no spaces around them.
+    assert unspaced(chat.choices[0].message.content) == unspaced(expected)
     assert chunks[-1].usage.prompt_tokens == len(prompt)
-    assert "".join(chunk.choices[0].delta.content for chunk in chunks if chunk.choices).split() == expected.split()
+    streamed_text = "".join(chunk.choices[0].delta.content for chunk in chunks if chunk.choices)
+    assert unspaced(streamed_text) == unspaced(expected)
+
+
+def unspaced(text: str) -> str:
+    return "".join(text.split())
 
 
 def test_huggingface_hub_describes_a_picture(server: Server, saved: SavedVisionModel) -> None:
@@ -90,7 +96,9 @@ def test_a_second_request_with_the_image_reads_its_prefix_from_the_cache(
 
     has_prefixes = saved.model.config.model_type != "paligemma"
     assert cached_tokens(first.usage) == 0
-    assert cached_tokens(second.usage) == (second.usage.prompt_tokens // 16 * 16 if has_prefixes else 0)
+    # At least one token is computed.
+    count = second.usage.prompt_tokens
+    assert cached_tokens(second.usage) == (min(count // 16 * 16, count - 1) if has_prefixes else 0)
     assert second.choices[0].message.content == first.choices[0].message.content
 
 

@@ -13,6 +13,8 @@ from tuner.simulator.fitting.step_trace import TracedSteps
 
 KEYS = ("cached", "kv")
 """The columns of a step's work that count keys in the cache."""
+LEAST = 0.25
+"""Smallest factor: a number has one byte in place of four at most, and is read no faster than that."""
 
 
 def with_keys_scaled(model: CostModel, factor: float) -> CostModel:
@@ -23,14 +25,24 @@ def with_keys_scaled(model: CostModel, factor: float) -> CostModel:
 def fit_factor(measured: Iterable[tuple[CostModel, TracedSteps]]) -> float | None:
     """The factor of an eight-bit cache, from its steps and the model of the same server with its own type.
 
-    The least squares of relative errors over decode steps; None if these do not show the time of a key.
+    The least squares of relative errors over decode steps; None if these do not show the time of a key. A launch on a
+    slower machine is slower in its prompts too, so its times are first divided by those of its prompts.
     """
     numerator = denominator = 0.0
     for model, steps in measured:
         decodes = steps.chosen(steps.calls_of_rows[:, 0] == 0)
+        wall_ns = decodes.wall_ns / _level(model, steps)
         without = predicted_ns(with_keys_scaled(model, 0.0), decodes)
-        keys_ns = (predicted_ns(model, decodes) - without) / decodes.wall_ns
-        rest_ns = (decodes.wall_ns - without) / decodes.wall_ns
-        numerator += float(np.dot(keys_ns, rest_ns))
-        denominator += float(np.dot(keys_ns, keys_ns))
-    return max(0.0, numerator / denominator) if denominator > 0 else None
+        keys = (predicted_ns(model, decodes) - without) / wall_ns
+        rest = (wall_ns - without) / wall_ns
+        numerator += float(np.dot(keys, rest))
+        denominator += float(np.dot(keys, keys))
+    return max(LEAST, numerator / denominator) if denominator > 0 else None
+
+
+def _level(model: CostModel, steps: TracedSteps) -> float:
+    """The median of measured by predicted times of steps with prompts alone; 1 without such steps."""
+    prompts = steps.chosen((steps.calls_of_rows[:, 1] == 0) & (steps.work[:, 0] > 0) & (steps.work[:, 4] == 0))
+    predicted = predicted_ns(model, prompts)
+    known = predicted > 0
+    return float(np.median(prompts.wall_ns[known] / predicted[known])) if known.any() else 1.0
