@@ -35,6 +35,14 @@ def test_rounded_counts_a_window_once():
     assert batch.max_tokens == 64 + 16
 
 
+def test_rounded_reserves_room_for_drafts():
+    admission = rounded_admission(AMPLE, block_size=16, speculate=3)
+
+    admitted = [admission.open(TokenBudget(100, total)).try_admit(valid_request(16, 16)) for total in (34, 35)]
+
+    assert admitted == [None, Admitted()]
+
+
 def test_paged_reserves_all_but_the_last_generated_token():
     batch = paged().open(TokenBudget(160, 160))
 

@@ -162,6 +162,29 @@ def test_scheduling_S29_a_long_wait_overrides_the_ratio():
     assert (call.batch.size, call.reason) == (1, ConcatReason.WAIT_EXCEEDED)
 
 
+def test_a_stride_ends_where_a_waiting_entry_may_join():
+    scheduler = make_scheduler(waiting_served_ratio=1.2, max_waiting_tokens=20)
+    running = start(scheduler, 10)
+    decode(scheduler)
+    add(scheduler, (1, 1))
+
+    call = scheduler.next_call(0)
+    assert scheduler.stride() == 18
+    scheduler.on_reply(call, step(running, running.request_ids), num_steps=18)
+
+    assert scheduler.next_call(0).reason == ConcatReason.WAIT_EXCEEDED
+
+
+def test_a_stride_has_no_end_while_the_waiting_entry_does_not_fit():
+    scheduler = make_scheduler(waiting_served_ratio=1.2, max_waiting_tokens=2)
+    start(scheduler, 10, max_tokens=4000)
+    decode(scheduler)
+    add(scheduler, (1, 1))
+
+    assert isinstance(scheduler.next_call(0), Decode)
+    assert scheduler.stride() is None
+
+
 @pytest.mark.parametrize(("running", "joining"), [(4, None), (3, 1)])
 def test_scheduling_S30_a_maximum_size_limits_who_joins(running, joining):
     scheduler = make_scheduler(max_batch_size=4, waiting_served_ratio=0)
