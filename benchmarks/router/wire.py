@@ -89,7 +89,7 @@ def receipt(rows: int) -> CachedBatch:
 
 @dataclass(frozen=True, slots=True)
 class RoundTrip:
-    """Medians over calls, in µs. CPU is user and system time per call."""
+    """Medians over calls, in µs, and the range of the repeats' medians. CPU is user and system time per call."""
 
     wire: str
     loop: str
@@ -97,6 +97,8 @@ class RoundTrip:
     round_trip_us: float
     client_cpu_us: float
     server_cpu_us: float
+    lowest_us: float
+    highest_us: float
 
 
 async def serve(path: str) -> None:
@@ -147,7 +149,7 @@ async def measure_round_trips(path: str, server: subprocess.Popen[str], args: ar
         for _ in range(args.repeats):
             for wire, shard in shards.items():
                 await add_repeat(found[wire], shard, [receipt(rows)], server, args.calls)
-        measured += [RoundTrip(wire, loop, rows, *samples.medians_us()) for wire, samples in found.items()]
+        measured += [RoundTrip(wire, loop, rows, *samples.summary_us()) for wire, samples in found.items()]
     for shard in shards.values():
         await shard.close()
     return measured
@@ -155,17 +157,20 @@ async def measure_round_trips(path: str, server: subprocess.Popen[str], args: ar
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Seconds of each round trip, and CPU seconds per call of each repeat."""
+    """Seconds of each round trip, and of each repeat its median round trip and its CPU seconds per call."""
 
     round_trip: list[float] = field(default_factory=list)
+    round_trip_of_repeats: list[float] = field(default_factory=list)
     client_cpu: list[float] = field(default_factory=list)
     server_cpu: list[float] = field(default_factory=list)
 
-    def medians_us(self) -> tuple[float, float, float]:
+    def summary_us(self) -> tuple[float, float, float, float, float]:
+        """Medians of round trip, client and server, then the range of the round trip over the repeats."""
         first, second, third = (
             statistics.median(values) * 1e6 for values in (self.round_trip, self.client_cpu, self.server_cpu)
         )
-        return first, second, third
+        repeats = self.round_trip_of_repeats
+        return first, second, third, min(repeats) * 1e6, max(repeats) * 1e6
 
 
 async def add_repeat(
@@ -176,6 +181,7 @@ async def add_repeat(
         started = time.perf_counter()
         await shard.decode(batches)
         samples.round_trip.append(time.perf_counter() - started)
+    samples.round_trip_of_repeats.append(statistics.median(samples.round_trip[-calls:]))
     samples.client_cpu.append((time.process_time() - client_before) / calls)
     samples.server_cpu.append((cpu_seconds_of(server) - server_before) / calls)
 
@@ -214,7 +220,8 @@ def main() -> None:
                 round_trips += run(measure_round_trips(path, server, args))
     for trip in round_trips:
         print(
-            f"{trip.wire} {trip.loop:8} {trip.rows:3} rows: round trip {trip.round_trip_us:.0f} us, "
+            f"{trip.wire} {trip.loop:8} {trip.rows:3} rows: round trip {trip.round_trip_us:.0f} us "
+            f"({trip.lowest_us:.0f}–{trip.highest_us:.0f}), "
             f"CPU client {trip.client_cpu_us:.0f} us, server {trip.server_cpu_us:.0f} us"
         )
     if args.json:
