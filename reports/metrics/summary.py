@@ -30,7 +30,7 @@ from reports.metrics.requests.prefix_cache import cached_share
 from reports.metrics.requests.request_series import RequestSeries
 from reports.metrics.requests.structured import structured_summary
 from reports.metrics.run_metrics import PER_RUN
-from reports.metrics.server.server_metrics import server_summary
+from reports.metrics.server.server_series import server_summary
 from reports.metrics.server.speculation import speculation_summary
 from reports.run_schema import NOT_FAILED, Status
 from reports.run_store import SCHEMA_VERSION, SUMMARY_FILE, RunResult, write_json

@@ -14,8 +14,8 @@ from loadgen.target.metrics_source import metrics_sources
 from loadgen.target.target import Target
 from reports.metrics.measured import Measured
 from reports.metrics.replicas import replicas_table
-from reports.metrics.server.server_metrics import server_summary
 from reports.metrics.server.server_replicas import server_replicas_table
+from reports.metrics.server.server_series import server_summary
 from reports.metrics.summary import Analysis
 from reports.pages.run_page import build_run_report
 from reports.renderers.markdown import render

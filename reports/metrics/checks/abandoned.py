@@ -8,8 +8,8 @@ import numpy as np
 
 from reports.metrics.checks.findings import Finding, Level
 from reports.metrics.measured import Measured
-from reports.metrics.server.server_metrics import gauge_series
 from reports.metrics.server.server_replicas import scraped_replicas
+from reports.metrics.server.server_series import gauge_series
 from reports.metrics.windows import Concurrency, Window
 from reports.run_schema import Status
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from reports.metrics.server.server_metrics import SERVER_METRICS, server_summary
+from reports.metrics.server.server_metrics import SERVER_METRICS
+from reports.metrics.server.server_series import server_summary
 from reports.metrics.windows import Window
 
 _REPLICA = re.compile(r'(?:^|,)replica="([^"]*)"$')

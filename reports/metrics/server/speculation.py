@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reports.metrics.server.server_metrics import counter_changes
+from reports.metrics.server.server_series import counter_changes
 from reports.metrics.windows import Window
 
 POSITION = "position"

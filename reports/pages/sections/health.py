@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from reports.document import Block, Plot, Table
-from reports.metrics.server.server_metrics import gauge_series, ratio_series
+from reports.metrics.server.server_series import gauge_series, ratio_series
 from reports.metrics.summary import Analysis
 from reports.plots import telemetry_plots
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reports.metrics.server.server_metrics import ratio_series
+from reports.metrics.server.server_series import ratio_series
 from reports.metrics.summary import Analysis
 from reports.pages.sections.health import (
     PREFIX_PANEL,

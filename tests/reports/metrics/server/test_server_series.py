@@ -2,7 +2,7 @@
 
 import pytest
 
-from reports.metrics.server.server_metrics import gauge_series, server_summary
+from reports.metrics.server.server_series import gauge_series, server_summary
 from reports.metrics.windows import Window
 
 WINDOW = Window(10.0, 20.0, "configured", None, None, None)
