@@ -73,10 +73,10 @@ def test_the_words_of_prompts_are_counted_once_for_each_launch_of_a_server(tmp_p
     assert vocabulary_of(launched, counter, "tgi") is first
     assert len(counts) == once > 0
     # Another API may add other tokens, and a server that ran before may be another one by now.
-    vocabulary_of(launched, counter, "openai-chat")
-    vocabulary_of(running, counter, "tgi")
-    vocabulary_of(running, counter, "tgi")
-    assert len(counts) == 4 * once
+    for target, api in ((launched, "openai-chat"), (running, "tgi"), (running, "tgi")):
+        before = len(counts)
+        vocabulary_of(target, counter, api)
+        assert len(counts) > before
 
 
 def test_a_tokenizer_is_found_in_its_directory(tokenizer_file):
