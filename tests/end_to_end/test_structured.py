@@ -8,7 +8,8 @@ from loadgen.target.target import Target
 from tests.support.measured_requests import measured
 
 
-@pytest.mark.parametrize(("api", "tools"), [pytest.param("tgi", 0.0, marks=pytest.mark.slow), ("openai-chat", 0.5)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("api", "tools"), [("tgi", 0.0), ("openai-chat", 0.5)])
 def test_servers_6_every_complete_structured_answer_of_the_bundled_server_is_valid(server, tmp_path, api, tools):
     config = BenchConfig(
         concurrency=4, requests=24, warmup=0, input_tokens="16", output_tokens="160", api=api, structured=0.5

@@ -84,6 +84,7 @@ print(len(write_report(build_study_report(sample_study(12)), Path(sys.argv[1])).
 """
 
 
+@pytest.mark.slow
 def test_tuning_12_7_a_report_needs_no_accelerator_no_optuna_and_no_network(tmp_path) -> None:
     written = subprocess.run([sys.executable, "-c", REFUSING, str(tmp_path)], capture_output=True, text=True)
 

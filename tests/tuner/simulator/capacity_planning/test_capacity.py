@@ -98,6 +98,7 @@ def test_trust_P1_a_fleet_beyond_its_capacity_is_refused_because_its_queue_grows
     assert point.attainment == 1.0
 
 
+@pytest.mark.slow
 def test_trust_P1_the_named_fleet_is_the_smallest_at_90_percent_of_the_capacity_of_three():
     # The capacity of one replica is 19.1 requests/s.
     sized = size_fleet(FLEET, SLO, 0.9 * 3 * 19.1, "two_choices", effort=0.1)
