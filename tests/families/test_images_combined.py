@@ -112,12 +112,13 @@ async def test_two_ranks_with_images_generate_the_ids_of_one_for_all_other_famil
 
 
 async def check_two_ranks(directory: Path, names: Any) -> None:
-    """Also with an adapter for the first prompt."""
+    """Also with adapters for the first two prompts, one of them loaded while the shards run."""
     directories = {}
     for name in names:
         saved = save_vision_model(directory / name, name)
         directories[name] = saved.directory
-        save_adapter(saved.directory / "adapters" / "two", saved.model, rank=2, targets=is_of_language_model)
+        for rank in (2, 3):
+            save_adapter(saved.directory / "adapters" / f"{rank}", saved.model, rank, targets=is_of_language_model)
 
     results = run_ranks(2, directories, directory / "rendezvous")
 
