@@ -19,6 +19,8 @@ constexpr int64_t kMaxRows = 12;
 // Input rows that stay in the second-level cache while the panels pass by.
 constexpr int64_t kCachedInputBytes = 384 << 10;
 constexpr int64_t kPrefetchPairs = 24;
+// Larger weights are read from memory at every step of few rows, smaller ones may stay in the second-level cache.
+constexpr int64_t kCachedWeightBytes = 1 << 20;
 
 inline void write(__m512 sum, const BFloat16* bias, BFloat16* output, __mmask16 mask) {
   if (bias) {
@@ -29,8 +31,9 @@ inline void write(__m512 sum, const BFloat16* bias, BFloat16* output, __mmask16 
 }
 
 // Rows `input` against `kPanels` neighbouring panels. Few rows take several at once: each running sum waits for its last
-// product, so there have to be others to go on with.
-template <int kRows, int kPanels>
+// product, so there have to be others to go on with. From memory one panel after the other is faster: the processor
+// reads a single stream ahead by itself, and the products wait for it.
+template <int kRows, int kPanels, bool kPrefetches = true>
 void multiply(
     const BFloat16* input, int64_t input_stride, const BFloat16* packed, int64_t pairs, const BFloat16* bias,
     BFloat16* output, int64_t output_stride, int64_t outputs) {
@@ -45,8 +48,10 @@ void multiply(
     for (int panel = 0; panel < kPanels; ++panel) {
       const BFloat16* weights = packed + (panel * pairs + pair) * 2 * kPanel;
       const char* later = reinterpret_cast<const char*>(weights + ahead * 2 * kPanel);
-      _mm_prefetch(later, _MM_HINT_T0);
-      _mm_prefetch(later + 64, _MM_HINT_T0);
+      if constexpr (kPrefetches) {
+        _mm_prefetch(later, _MM_HINT_T0);
+        _mm_prefetch(later + 64, _MM_HINT_T0);
+      }
       const __m512bh low = reinterpret_cast<__m512bh>(_mm512_loadu_si512(weights));
       const __m512bh high = reinterpret_cast<__m512bh>(_mm512_loadu_si512(weights + kPanel));
 #pragma GCC unroll 12
@@ -78,6 +83,9 @@ struct Wide {
   Multiply function;
 };
 constexpr Wide kWide[] = {{4, multiply<1, 4>}, {4, multiply<2, 4>}, {2, multiply<3, 2>}, {2, multiply<4, 2>}};
+constexpr Wide kStreamed[] = {
+    {1, multiply<1, 1, false>}, {1, multiply<2, 1, false>}, {1, multiply<3, 1, false>}, {1, multiply<4, 1, false>}};
+static_assert(std::size(kWide) == std::size(kStreamed));
 
 }  // namespace
 
@@ -102,7 +110,7 @@ void multiply_rows(const Product& product, const BFloat16* input, int64_t stride
   torch::stable::parallel_for(0, panels, 4, [&](int64_t first_panel, int64_t last_panel) {
     int64_t panel = first_panel;
     if (0 < rows && rows <= int64_t(std::size(kWide))) {
-      const Wide wide = kWide[rows - 1];
+      const Wide wide = (2 * inputs * outputs > kCachedWeightBytes ? kStreamed : kWide)[rows - 1];
       for (; panel + wide.panels <= last_panel; panel += wide.panels) call(wide.function, 0, panel);
     }
     const int64_t rest = panel;

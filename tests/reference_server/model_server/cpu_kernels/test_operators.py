@@ -176,13 +176,14 @@ def test_a_product_equals_the_one_in_float64(rows: int, inputs: int, outputs: in
 
 
 @multiplies
-def test_a_rows_product_does_not_depend_on_the_rows_beside_it() -> None:
-    weight, hidden = torch.randn(96, 256).to(BF16), torch.randn(40, 256).to(BF16)
+@pytest.mark.parametrize("outputs", [96, 2080], ids=["in the cache", "from memory"])
+def test_a_rows_product_does_not_depend_on_the_rows_beside_it(outputs: int) -> None:
+    weight, hidden = torch.randn(outputs, 256).to(BF16), torch.randn(40, 256).to(BF16)
     packed = in_panels(weight)
-    together = torch.ops.reference_server_cpu.linear(hidden, packed, None, 96)
+    together = torch.ops.reference_server_cpu.linear(hidden, packed, None, outputs)
 
-    for rows in (1, 2, 3, 7, 12, 13):
-        alone = torch.ops.reference_server_cpu.linear(hidden[:rows], packed, None, 96)
+    for rows in (1, 2, 3, 4, 7, 12, 13):
+        alone = torch.ops.reference_server_cpu.linear(hidden[:rows], packed, None, outputs)
         assert torch.equal(alone, together[:rows])
 
 
