@@ -17,6 +17,7 @@ from reports.document import MISSING, Block, Plot, Section, Table, format_number
 from reports.metrics.summary import Analysis
 from reports.plots import request_plots
 from reports.run_schema import Status
+from reports.text import legible
 
 HEADERS = {"validation": "srv_validation_s", "queue": "srv_queue_s", "inference": "srv_inference_s"}
 HISTOGRAMS = {"validation": "validation_s", "queue": "queue_s", "inference": "inference_s"}
@@ -248,7 +249,7 @@ def gantt_frame(analysis: Analysis, count: int = MAX_BARS) -> pd.DataFrame:
     numbers = population.loc[slowest.index, "request_id"].str.removeprefix(f"{analysis.run.manifest.run_id}-")
     for row, (span, own, number) in enumerate(zip(slowest.to_dict("records"), lengths, numbers, strict=True)):
         tokens = " → ".join(MISSING if length != length else f"{length:,.0f}" for length in own)
-        name = f"{number}: {tokens} tokens"
+        name = f"{legible(number)}: {tokens} tokens"
         at_s = float(span["start_s"])
         for part in names:
             seconds = float(span[part])
