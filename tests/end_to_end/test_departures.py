@@ -7,6 +7,7 @@ import pytest
 from loadgen.config.bench_config import BenchConfig
 from loadgen.runner import measure
 from loadgen.target.idle import wait_until_idle
+from loadgen.target.metrics_source import MetricsSource
 from loadgen.target.target import Target
 from tests.support.measured_requests import measured
 
@@ -30,7 +31,7 @@ def test_servers_6_the_blocks_of_clients_that_left_are_freed_before_their_answer
     assert {record.status for record in measured(result)} == {"abandoned"}
     assert {record.events >= 4 for record in measured(result)} == {True}
     control = Target(server.url).control()
-    assert wait_until_idle(control, limit_s=60) == 0
+    assert wait_until_idle(MetricsSource(server.url, control), limit_s=60) == 0
     control.close()
     after = samples(server)
     assert after[steps] - before < TOKENS
