@@ -131,15 +131,12 @@ class DraftCost:
 
     def _proposal_ns(self, drafter: Drafter, size: int) -> float:
         """The time in which drafts of so many sequences are found."""
-        # Its steps have no drafts, and give draft heads the hidden states that they read.
-        self._stepper.drafter = Drafter(Repetition(), 0)
+        # The first step has no drafts, and gives draft heads the hidden states that they read.
+        self._stepper.drafter = Drafter(drafter.source, drafter.speculate)
         rows = tuple(self._sequence(row, FEW_KEYS, ChooserParameters()) for row in range(size))
-        batch: SequenceBatch | None = SequenceBatch(0, rows, self._block_size)
+        self._stepper.step(SequenceBatch(0, rows, self._block_size))
         fastest = 0
         for repeat in range(1 + REPEATS):
-            # A step in between, as when serving, so that the weights of draft heads are not in the caches.
-            if batch is not None:
-                batch = self._stepper.step(batch).batch
             started = time.perf_counter_ns()
             with self._stepper.no_gradients():
                 drafter.source.propose(rows, [drafter.speculate] * size)

@@ -6,17 +6,10 @@ The tuner's simulator runs the same rule without tensors, so modules with tensor
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
 from typing import TYPE_CHECKING, Protocol
 
 from reference_server.messages import DraftCounts, NoDraft
-from reference_server.model_server.speculation.acceptance import (
-    SHORTEST_LONGEST_PAUSE,
-    DraftEstimates,
-    DraftHistory,
-)
+from reference_server.model_server.speculation.acceptance import SHORTEST_LONGEST_PAUSE, DraftHistory, overall_rates
 from reference_server.model_server.speculation.draft_budget import DraftBudget
 from reference_server.model_server.speculation.draft_lengths import DraftCandidate, can_pay, draft_lengths
 from reference_server.model_server.speculation.ngram import (
@@ -28,7 +21,6 @@ from reference_server.model_server.speculation.ngram import (
 )
 from reference_server.model_server.speculation.proposed_draft import ProposedDraft
 from reference_server.model_server.speculation.step_cost import StepCost
-from reference_server.model_server.speculation.step_times import MOST_FACTOR, UNCORRECTED, Correction, StepTimes
 
 if TYPE_CHECKING:
     from reference_server.model_server.sequence import Sequence
@@ -42,10 +34,6 @@ NO_CANDIDATE = DraftCandidate(())
 LOOK_SHARE = 0.01
 """Of the time of a request's steps, at most, is spent on looking for drafts that are not verified."""
 LONGEST_PAUSE = 128
-LEAST_SEEN = 0.05
-"""The share of a step's time from which on added time can be told from noise."""
-JUDGED_FOR = 64
-"""Steps until it is computed again whether drafts can pay in a batch of some size."""
 
 
 class DraftSource(Protocol):
@@ -70,7 +58,7 @@ class Drafter:
 
     cost: with it, a draft is only as long as is expected to pay, and the time that drafts lose is limited; None
     verifies every draft. The estimates are counts of tokens, and the cost is the same on all ranks, so all ranks
-    propose the same. `starts_step` corrects the cost by the clock, so that it is for a single rank.
+    propose the same.
     """
 
     def __init__(self, source: DraftSource, speculate: int, kv_border: int | None = None) -> None:
@@ -78,11 +66,8 @@ class Drafter:
         self.speculate = speculate
         self._kv_border = kv_border
         self._cost: StepCost | None = None
-        self._times: StepTimes | None = None
-        self._timed: _TimedStep | None = None
-        self._num_timed = 0
-        self._can_pay: dict[int, tuple[bool, int]] = {}
-        self._overall = DraftEstimates.overall(source.priors)
+        self._can_pay: dict[int, bool] = {}
+        self._overall = overall_rates(source.priors)
         self._budget = DraftBudget()
         self._saved_by_token_ns = 0.0
         self._undrafted = dict.fromkeys(NoDraft, 0)
@@ -94,48 +79,18 @@ class Drafter:
     @cost.setter
     def cost(self, cost: StepCost | None) -> None:
         self._cost = cost
-        self._times = self._timed = None
         self._can_pay.clear()
-        self._overall = DraftEstimates.overall(self.source.priors)
+        self._overall = overall_rates(self.source.priors)
         self._budget = DraftBudget()
 
     def pays(self, num_rows: int) -> bool:
         """Whether a step of so many sequences may have drafts."""
         if self._cost is None:
             return num_rows < MOST_VERIFIED_ROWS
-        known, computed_at = self._can_pay.get(num_rows, (False, -JUDGED_FOR))
-        if self._num_timed - computed_at >= JUDGED_FOR:
-            known = can_pay(num_rows, self.speculate, self._cost, self._correction(num_rows))
-            self._can_pay[num_rows] = known, self._num_timed
+        known = self._can_pay.get(num_rows)
+        if known is None:
+            known = self._can_pay[num_rows] = can_pay(num_rows, self.speculate, self._cost)
         return known
-
-    def starts_step(self, rows: SequenceOf[Sequence], now_ns: int, is_plain: bool) -> None:
-        """A step of these rows starts now. If they were stepped last, the time in between is that of a served step.
-
-        is_plain: it decodes without asking for drafts.
-        """
-        if self._cost is None:
-            return
-        if self._times is None:
-            self._times = StepTimes(self._cost)
-        timed = self._timed
-        if timed is not None and timed.added_ns is not None and timed.rows == rows:
-            self._num_timed += 1
-            self._count_time(self._times, timed, now_ns - timed.started_ns)
-        self._timed = _TimedStep(rows, now_ns, 0.0 if is_plain else None)
-
-    def _count_time(self, times: StepTimes, timed: _TimedStep, spent_ns: int) -> None:
-        num_rows, added_ns = len(timed.rows), timed.added_ns
-        if not added_ns:
-            times.add_plain(num_rows, spent_ns)
-            return
-        plain_ns = times.plain_ns(num_rows)
-        if plain_ns is None or added_ns < LEAST_SEEN * plain_ns:
-            return
-        if timed.has_drafts:
-            times.add_drafted(num_rows, added_ns, spent_ns)
-        # The budget is of real time.
-        self._budget.add(timed.charged_ns - min(max(spent_ns - plain_ns, 0.0), MOST_FACTOR * added_ns))
 
     def skips_next(self, rows: SequenceOf[Sequence]) -> bool:
         """Whether the next step of these sequences has no drafts, whatever their newest ids are; counts that step."""
@@ -144,25 +99,19 @@ class Drafter:
             return True
         if self._cost is None:
             return False
-        if self._wants_plain(len(rows)):
-            self._leave_out_all(len(rows), self._plain_ns(len(rows), self._cost))
-            return True
         num_due = sum(self._is_due(sequence) for sequence in rows)
-        if num_due and self._allows_look(num_due, len(rows), self._cost):
+        if num_due and self._budget.allows(self._cost.proposing_ns(num_due)):
             return False
-        self._leave_out_all(len(rows), self._plain_ns(len(rows), self._cost))
+        self._budget.decoded(self._cost.plain_ns(len(rows)))
+        self.leave_out(NoDraft.COST, len(rows))
         return True
 
     def propose(self, rows: SequenceOf[Sequence]) -> tuple[Draft, ...]:
         """A draft for each sequence, whose ids are all on the host; empty if no sequence has one."""
-        self._note_added(0.0)
         if not self.pays(len(rows)):
             self.leave_out(NoDraft.BATCH, len(rows))
             return ()
         if self._cost is not None:
-            if self._wants_plain(len(rows)):
-                self._leave_out_all(len(rows), self._plain_ns(len(rows), self._cost))
-                return ()
             return self._paying_drafts(rows, self._cost)
         room = MOST_VERIFIED_ROWS - len(rows)
         drafts: list[Draft] = []
@@ -216,17 +165,15 @@ class Drafter:
     def _paying_drafts(self, rows: SequenceOf[Sequence], cost: StepCost) -> tuple[Draft, ...]:
         """Drafts of the lengths that pay; the first token of a draft that is left out is compared all the same."""
         num_rows = len(rows)
-        plain_ns = self._plain_ns(num_rows, cost)
-        self._decoded(plain_ns)
+        plain_ns = cost.plain_ns(num_rows)
+        self._budget.decoded(plain_ns)
         due = [row for row, sequence in enumerate(rows) if self._is_due(sequence)]
         proposing_ns = cost.proposing_ns(len(due))
-        if not due or not self._allows_look(len(due), num_rows, cost):
+        if not due or not self._budget.allows(proposing_ns):
             self.leave_out(NoDraft.COST, num_rows)
             return ()
         self.leave_out(NoDraft.COST, num_rows - len(due))
         self._budget.add(-proposing_ns)
-        self._note_added(proposing_ns, proposing_ns)
-        correction = self._correction(num_rows)
         found = self._proposals([rows[row] for row in due])
         candidates = [NO_CANDIDATE] * num_rows
         for row, (_, levels) in zip(due, found, strict=True):
@@ -234,10 +181,9 @@ class Drafter:
             history.settle(sequence.ids)
             rates = [history.rate(level) for level in levels]
             candidates[row] = DraftCandidate(rates, sequence.cache_len, sequence.request.parameters.samples)
-        lengths = draft_lengths(candidates, cost, proposing_ns, correction)
+        lengths = draft_lengths(candidates, cost, proposing_ns)
         added_ns = self._added_ns(candidates, lengths, cost)
-        self._count_looks(rows, due, candidates, lengths, plain_ns, proposing_ns + correction.factor * added_ns)
-        if not self._budget.allows(correction.factor * added_ns):
+        if not self._budget.allows(added_ns):
             lengths = [0] * num_rows
         longest = longest_pause(cost.proposing_ns(1), plain_ns)
         drafts: list[Draft] = [()] * num_rows
@@ -254,24 +200,9 @@ class Drafter:
                 history.guess(num_ids, ids[0], levels[0])
         if not any(lengths):
             return ()
-        self._note_added(proposing_ns + added_ns, proposing_ns + correction.factor * added_ns, has_drafts=True)
-        self._budget.add(-correction.factor * added_ns)
+        self._budget.add(-added_ns)
         self._saved_by_token_ns = plain_ns / num_rows
         return tuple(drafts)
-
-    def _count_looks(
-        self,
-        rows: SequenceOf[Sequence],
-        due: SequenceOf[int],
-        candidates: SequenceOf[DraftCandidate],
-        lengths: SequenceOf[int],
-        plain_ns: float,
-        spent_ns: float,
-    ) -> None:
-        """Count the time that these looks are expected to save. spent_ns: of looking and verifying."""
-        for row in due:
-            tokens = sum(accumulate(candidates[row].rates[: lengths[row]], mul))
-            self._history(rows[row]).looked(tokens * plain_ns / len(rows) - spent_ns / len(due))
 
     def _added_ns(self, candidates: SequenceOf[DraftCandidate], lengths: SequenceOf[int], cost: StepCost) -> float:
         """The time of verifying these drafts, beside the step."""
@@ -279,35 +210,6 @@ class Drafter:
         keys = sum(length * each.num_keys for each, length in drafted)
         num_sampled = sum(length * each.is_sampled for each, length in drafted)
         return cost.added_ns(len(candidates), sum(lengths), keys, num_sampled) if any(lengths) else 0.0
-
-    def _correction(self, num_rows: int) -> Correction:
-        return UNCORRECTED if self._times is None else self._times.correction(num_rows)
-
-    def _plain_ns(self, num_rows: int, cost: StepCost) -> float:
-        """A step without drafts, as it is served if that is known."""
-        served_ns = None if self._times is None else self._times.plain_ns(num_rows)
-        return cost.plain_ns(num_rows) if served_ns is None else served_ns
-
-    def _allows_look(self, num_due: int, num_rows: int, cost: StepCost) -> bool:
-        """Whether the budget has the time of looking for drafts, and of verifying one: a look alone saves nothing."""
-        verifying_ns = self._correction(num_rows).factor * cost.added_ns(num_rows, self.speculate)
-        return self._budget.allows(cost.proposing_ns(num_due) + verifying_ns)
-
-    def _wants_plain(self, num_rows: int) -> bool:
-        return self._times is not None and self._times.wants_plain(num_rows)
-
-    def _leave_out_all(self, num_rows: int, plain_ns: float) -> None:
-        """Count a step without drafts."""
-        self._decoded(plain_ns)
-        self.leave_out(NoDraft.COST, num_rows)
-
-    def _decoded(self, plain_ns: float) -> None:
-        self._budget.decoded(plain_ns, seems_to_pay=self._overall.worth.value > 0)
-
-    def _note_added(self, added_ns: float, charged_ns: float = 0.0, *, has_drafts: bool = False) -> None:
-        """The time that drafts, and looking for them, add to the step that has started, by the warm-up's cost."""
-        if self._timed is not None:
-            self._timed.added_ns, self._timed.charged_ns, self._timed.has_drafts = added_ns, charged_ns, has_drafts
 
     def _is_due(self, sequence: Sequence) -> bool:
         history = sequence.draft_history
@@ -317,21 +219,6 @@ class Drafter:
         if sequence.draft_history is None:
             sequence.draft_history = DraftHistory(self._overall)
         return sequence.draft_history
-
-
-@dataclass(slots=True)
-class _TimedStep:
-    """The step that was started last.
-
-    added_ns: the time that drafts, and looking for them, add by the warm-up's cost; None if it is not counted.
-    charged_ns: what the budget has paid for them.
-    """
-
-    rows: SequenceOf[Sequence]
-    started_ns: int
-    added_ns: float | None
-    charged_ns: float = 0.0
-    has_drafts: bool = False
 
 
 def longest_pause(look_ns: float, step_ns: float) -> int:

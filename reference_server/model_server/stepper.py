@@ -202,9 +202,6 @@ class Stepper:
         newest: [rows] int64, each row's last id if the host has not read it.
         """
         started = time.perf_counter_ns()
-        if self.drafter is not None and self._group.world_size == 1:
-            # The clocks of several ranks differ, and all have to draft the same.
-            self.drafter.starts_step(rows, started, is_plain=newest is not None)
         drafts = self._drafts(rows) if newest is None else ()
         inputs = build_inputs(batch, self._prompt_logprobs, rows, newest, drafts)
         logits = self.forward(inputs)
@@ -331,7 +328,8 @@ class Stepper:
                     reading.verified.append((len(accepted), len(draft)))
                     generation = joined([generation, *accepted])
                     last += len(accepted)
-                sequence.hidden = None if step.hidden is None else HiddenRow(step.hidden, last)
+                if step.hidden is not None:
+                    sequence.hidden = HiddenRow(step.hidden, last)
             except Exception:
                 logger.exception("request %d is dropped: its own work failed", sequence.id)
                 reading.dropped.append(sequence)

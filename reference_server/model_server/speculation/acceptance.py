@@ -12,44 +12,27 @@ SHORTEST_LONGEST_PAUSE = 8
 PRIOR_WEIGHT = 1.0
 
 
-class DecayedMean:
-    """The mean of values, in which each counts less once newer ones are known."""
+class AcceptanceRate:
+    """The estimated probability that the next token of a draft is accepted, if those before it are."""
 
-    __slots__ = ("_decay", "_sum", "_weight")
+    __slots__ = ("_accepted", "_decay", "_tried")
 
     def __init__(self, prior: float, decay: float = DECAY) -> None:
-        self._sum, self._weight, self._decay = prior * PRIOR_WEIGHT, PRIOR_WEIGHT, decay
+        self._accepted, self._tried, self._decay = prior * PRIOR_WEIGHT, PRIOR_WEIGHT, decay
 
     @property
     def value(self) -> float:
-        return self._sum / self._weight
+        return self._accepted / self._tried
 
-    def add(self, value: float) -> None:
-        self._sum = self._sum * self._decay + value
-        self._weight = self._weight * self._decay + 1
+    def add(self, is_accepted: bool) -> None:
+        """Count one token, verified after accepted ones only."""
+        self._accepted = self._accepted * self._decay + is_accepted
+        self._tried = self._tried * self._decay + 1
 
 
-class DraftEstimates:
-    """What is expected of drafts.
-
-    rates: by the level of a token, the probability that it is accepted if those before it are. worth: the time in ns
-    that a look for a draft saves; the looks that find none and the steps that refuse one count too.
-    """
-
-    __slots__ = ("rates", "worth")
-
-    def __init__(self, priors: Sequence[float], worth: float = 0.0, decay: float = DECAY) -> None:
-        self.rates = [DecayedMean(prior, decay) for prior in priors]
-        self.worth = DecayedMean(worth, decay)
-
-    @classmethod
-    def overall(cls, priors: Sequence[float]) -> "DraftEstimates":
-        """Those of all requests together; before any, `priors`."""
-        return cls(priors, decay=OVERALL_DECAY)
-
-    def of_one(self) -> "DraftEstimates":
-        """Those of a new request."""
-        return DraftEstimates([rate.value for rate in self.rates], self.worth.value)
+def overall_rates(priors: Sequence[float]) -> list[AcceptanceRate]:
+    """The rates of all requests together, by the level of a token; before any, `priors`."""
+    return [AcceptanceRate(prior, OVERALL_DECAY) for prior in priors]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +50,15 @@ class Guess:
 class DraftHistory:
     """The estimates of one request, by the level of a token; and when to draft for it again.
 
-    overall: those of all requests, which this one starts from and adds to. A request whose looks are not worth their
-    time is left alone for twice as many tokens as the last time; a right guess ends the pause.
+    overall: the rates of all requests, which this one starts from and adds to. A request that had no draft to verify is
+    left alone for twice as many tokens as the last time; a right guess ends the pause.
     """
 
-    __slots__ = ("_guess", "_levels", "_overall", "_own", "_pause", "look_at")
+    __slots__ = ("_guess", "_levels", "_overall", "_pause", "_rates", "look_at")
 
-    def __init__(self, overall: DraftEstimates) -> None:
+    def __init__(self, overall: Sequence[AcceptanceRate]) -> None:
         self._overall = overall
-        self._own = overall.of_one()
+        self._rates = [AcceptanceRate(each.value) for each in overall]
         self._guess: Guess | None = None
         self._pause = 1
         self._levels: Sequence[int] = ()
@@ -83,12 +66,7 @@ class DraftHistory:
         """The number of ids from which on a draft is looked for."""
 
     def rate(self, level: int) -> float:
-        return self._own.rates[level].value
-
-    def looked(self, saved_ns: float) -> None:
-        """Count a look for a draft, which is expected to save so much time."""
-        self._own.worth.add(saved_ns)
-        self._overall.worth.add(saved_ns)
+        return self._rates[level].value
 
     def drafted(self, levels: Sequence[int]) -> None:
         """A draft with tokens of these levels is being verified."""
@@ -101,10 +79,7 @@ class DraftHistory:
             self._add(self._levels[place], place < num_accepted)
 
     def pause(self, num_ids: int, longest: int = SHORTEST_LONGEST_PAUSE) -> None:
-        """Look for no draft for some tokens, unless looks are worth their time."""
-        if self._own.worth.value > 0:
-            self._pause = 1
-            return
+        """Look for no draft for some tokens."""
         self.look_at = num_ids + min(self._pause, longest)
         self._pause = min(2 * self._pause, longest)
 
@@ -123,5 +98,5 @@ class DraftHistory:
                 self._pause = 1
 
     def _add(self, level: int, is_accepted: bool) -> None:
-        self._own.rates[level].add(is_accepted)
-        self._overall.rates[level].add(is_accepted)
+        self._rates[level].add(is_accepted)
+        self._overall[level].add(is_accepted)

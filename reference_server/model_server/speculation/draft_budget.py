@@ -4,11 +4,11 @@ All times are those of the cost model, so that all ranks decide the same. The es
 drafts to verify; this limits what they may lose together, for example to many short requests without a history.
 """
 
-LOSS_SHARE, HOPEFUL_SHARE = 0.01, 0.03
-"""Of the time of plain decoding; the second one while drafts are expected to pay."""
-FIRST_STEPS = 12.0
+LOSS_SHARE = 0.015
+"""Of the time of plain decoding."""
+FIRST_STEPS = 2.0
 """Plain steps whose time may be lost before anything is saved."""
-MOST_STEPS = 6.0
+MOST_STEPS = 8.0
 """Plain steps whose time may be lost in a row after drafts that paid: a few refused drafts do not end them."""
 
 
@@ -21,17 +21,17 @@ class DraftBudget:
         self._most_ns = 0.0
         self._left_ns = 0.0
 
-    def decoded(self, plain_ns: float, *, seems_to_pay: bool = False) -> None:
-        """Count a step, which takes `plain_ns` without drafts. seems_to_pay: by the estimates."""
+    def decoded(self, plain_ns: float) -> None:
+        """Count a step, which takes `plain_ns` without drafts."""
         if not self._most_ns:
             # Before the first step there is nothing to lose a share of.
             self._left_ns = FIRST_STEPS * plain_ns
         self._most_ns = MOST_STEPS * plain_ns
-        self.add((HOPEFUL_SHARE if seems_to_pay else LOSS_SHARE) * plain_ns)
+        self.add(LOSS_SHARE * plain_ns)
 
     def add(self, saved_ns: float) -> None:
         """Count time that is saved, or lost if negative."""
-        self._left_ns = min(self._left_ns + saved_ns, max(self._left_ns, self._most_ns))
+        self._left_ns = min(self._left_ns + saved_ns, self._most_ns)
 
     def allows(self, cost_ns: float) -> bool:
         """Whether work of `cost_ns` may be lost."""

@@ -5,9 +5,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from reference_server.model_server.speculation.step_cost import StepCost
-from reference_server.model_server.speculation.step_times import UNCORRECTED, Correction
 
-MIN_GAIN = 1.05
+MIN_GAIN = 1.15
 """Drafts whose expected speed is not above this, as a ratio to a plain step, are left out: estimates are not exact."""
 BEST_RATE = 0.9
 """The acceptance of drafts that are as good as they get, when only the batch is known."""
@@ -24,12 +23,7 @@ class DraftCandidate(NamedTuple):
     is_sampled: bool = False
 
 
-def draft_lengths(
-    candidates: Sequence[DraftCandidate],
-    cost: StepCost,
-    proposing_ns: float = 0.0,
-    correction: Correction = UNCORRECTED,
-) -> list[int]:
+def draft_lengths(candidates: Sequence[DraftCandidate], cost: StepCost, proposing_ns: float = 0.0) -> list[int]:
     """The tokens to verify of each candidate's draft; all 0 if no choice is expected to pay.
 
     The gains of a draft's tokens fall with each place, and taking the largest gains first is the best choice for every
@@ -42,17 +36,15 @@ def draft_lengths(
     ]
     gains.sort(reverse=True)
     num_rows = len(candidates)
-    rows_ns, plain_ns, factor = cost.plain_ns(num_rows), correction.plain_ns, correction.factor
-    if plain_ns is None:
-        keys_ns = sum(each.num_keys * cost.key_ns + each.is_sampled * cost.sampled_row_ns for each in candidates)
-        plain_ns = rows_ns + keys_ns
-    tokens, best, best_count = float(num_rows), MIN_GAIN * num_rows / plain_ns, 0
-    extra_ns = cost.drafts_ns + proposing_ns - rows_ns
+    extra_ns = sum(each.num_keys * cost.key_ns + each.is_sampled * cost.sampled_row_ns for each in candidates)
+    tokens, best_count = float(num_rows), 0
+    best = MIN_GAIN * num_rows / (cost.plain_ns(num_rows) + extra_ns)
+    extra_ns += cost.drafts_ns + proposing_ns
     for count, (gain, row) in enumerate(gains[: max(0, cost.most_rows - num_rows)], 1):
         candidate = candidates[row]
         tokens += gain
         extra_ns += cost.draft_row_ns + candidate.num_keys * cost.key_ns + candidate.is_sampled * cost.sampled_row_ns
-        speed = tokens / (plain_ns + factor * (cost.plain_ns(num_rows + count) + extra_ns))
+        speed = tokens / (cost.plain_ns(num_rows + count) + extra_ns)
         if speed > best:
             best, best_count = speed, count
     lengths = [0] * num_rows
@@ -61,13 +53,13 @@ def draft_lengths(
     return lengths
 
 
-def can_pay(num_rows: int, speculate: int, cost: StepCost, correction: Correction = UNCORRECTED) -> bool:
+def can_pay(num_rows: int, speculate: int, cost: StepCost) -> bool:
     """Whether good drafts would make a batch of so many rows faster, so that it is worth looking for them.
 
     One good draft is enough: the others of the batch may have none.
     """
     best = DraftCandidate((BEST_RATE,) * speculate)
     alone = [best, *[DraftCandidate(())] * (num_rows - 1)]
-    return any(draft_lengths(alone, cost, cost.proposing_ns(1), correction)) or any(
-        draft_lengths([best] * num_rows, cost, cost.proposing_ns(num_rows), correction)
+    return any(draft_lengths(alone, cost, cost.proposing_ns(1))) or any(
+        draft_lengths([best] * num_rows, cost, cost.proposing_ns(num_rows))
     )

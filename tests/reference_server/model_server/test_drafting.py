@@ -7,7 +7,7 @@ from reference_server.model_server.decoding.detokenize import IncrementalDetoken
 from reference_server.model_server.decoding.stopping import StoppingCriteria
 from reference_server.model_server.drafting import MOST_VERIFIED_ROWS, Drafter, NgramSource
 from reference_server.model_server.sequence import Sequence
-from reference_server.model_server.speculation.draft_budget import FIRST_STEPS, HOPEFUL_SHARE
+from reference_server.model_server.speculation.draft_budget import FIRST_STEPS, LOSS_SHARE
 from reference_server.model_server.speculation.ngram import NgramRule
 from reference_server.model_server.speculation.step_cost import StepCost, by_rows
 from reference_server.presets.catalog import find
@@ -147,4 +147,4 @@ def test_drafts_that_fail_against_all_estimates_lose_a_share_of_the_time_only() 
             sequence.ids.append(next_id)
             sequence.cache_len += 1
 
-    assert 0 < lost_ns <= (FIRST_STEPS + HOPEFUL_SHARE * num_steps) * 100.0
+    assert 0 < lost_ns <= (FIRST_STEPS + LOSS_SHARE * num_steps) * 100.0

@@ -4,20 +4,20 @@ import pytest
 
 from reference_server.model_server.speculation.acceptance import (
     SHORTEST_LONGEST_PAUSE,
-    DecayedMean,
-    DraftEstimates,
+    AcceptanceRate,
     DraftHistory,
+    overall_rates,
 )
 
 PRIORS = (0.5, 0.3, 0.3, 0.5, 0.7)
 
 
-def estimates() -> DraftEstimates:
-    return DraftEstimates.overall(PRIORS)
+def rates() -> list[AcceptanceRate]:
+    return overall_rates(PRIORS)
 
 
 def test_the_estimate_follows_the_last_outcomes() -> None:
-    rate = DecayedMean(0.5)
+    rate = AcceptanceRate(0.5)
     for _ in range(30):
         rate.add(True)
     assert rate.value > 0.95
@@ -28,7 +28,7 @@ def test_the_estimate_follows_the_last_outcomes() -> None:
 
 
 def test_tokens_after_the_first_refused_one_do_not_count() -> None:
-    short, long = DraftHistory(estimates()), DraftHistory(estimates())
+    short, long = DraftHistory(rates()), DraftHistory(rates())
     short.drafted([2, 2])
     short.verified(1, 2)
     long.drafted([2] * 8)
@@ -38,7 +38,7 @@ def test_tokens_after_the_first_refused_one_do_not_count() -> None:
 
 
 def test_each_token_of_a_draft_counts_for_its_own_level() -> None:
-    history = DraftHistory(estimates())
+    history = DraftHistory(rates())
     history.drafted([4, 1, 1])
     history.verified(1, 3)
 
@@ -48,7 +48,7 @@ def test_each_token_of_a_draft_counts_for_its_own_level() -> None:
 
 
 def test_a_guess_is_settled_by_the_token_at_its_place() -> None:
-    history = DraftHistory(estimates())
+    history = DraftHistory(rates())
     history.guess(2, 3, level=2)
 
     history.settle([1, 2])
@@ -59,7 +59,7 @@ def test_a_guess_is_settled_by_the_token_at_its_place() -> None:
 
 
 def test_a_new_request_starts_from_the_rates_of_all() -> None:
-    overall = estimates()
+    overall = rates()
     first = DraftHistory(overall)
     for _ in range(100):
         first.drafted([4] * 4)
@@ -70,7 +70,7 @@ def test_a_new_request_starts_from_the_rates_of_all() -> None:
 
 
 def test_a_request_without_drafts_is_left_alone_for_longer_each_time() -> None:
-    history, pauses = DraftHistory(estimates()), []
+    history, pauses = DraftHistory(rates()), []
     ids = [0] * 100
     for _ in range(6):
         before = history.look_at
@@ -85,23 +85,8 @@ def test_a_request_without_drafts_is_left_alone_for_longer_each_time() -> None:
 
 
 def test_a_longer_pause_is_allowed_where_looking_is_dear() -> None:
-    history = DraftHistory(estimates())
+    history = DraftHistory(rates())
     for _ in range(6):
         history.pause(history.look_at, longest=30)
 
     assert history.look_at == 1 + 2 + 4 + 8 + 16 + 30
-
-
-def test_a_request_whose_looks_save_time_is_looked_at_with_every_token() -> None:
-    overall = estimates()
-    history = DraftHistory(overall)
-    history.looked(5e5)
-    history.looked(-1e5)
-
-    history.pause(10)
-    assert history.look_at == 0
-    for _ in range(20):
-        history.looked(-1e5)
-    history.pause(10)
-    assert history.look_at == 11
-    assert DraftHistory(overall).look_at == 0

@@ -52,7 +52,7 @@ def test_drafts_pay_for_the_time_in_which_they_were_proposed() -> None:
     candidates = [DraftCandidate((0.9, 0.9))]
 
     assert draft_lengths(candidates, MEMORY_BOUND, proposing_ns=50.0) == [2]
-    assert draft_lengths(candidates, MEMORY_BOUND, proposing_ns=170.0) == [0]
+    assert draft_lengths(candidates, MEMORY_BOUND, proposing_ns=150.0) == [0]
 
 
 @given(candidates_of_few, costs)
