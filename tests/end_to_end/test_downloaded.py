@@ -70,7 +70,7 @@ def test_a_downloaded_model_is_served_without_a_hub(tmp_path):
 
 @pytest.mark.slow
 def test_the_launcher_downloads_adapters_and_then_serves_them_without_a_hub(tmp_path):
-    """A launch from the hub, one from its cache, and one with an adapter that nobody has."""
+    """Three launches: from the hub, from its cache, and with an adapter that the hub does not have."""
     files = find_adapter("preset:exclaim")
     assert files is not None
     places = {"HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_secret"}

@@ -1,4 +1,4 @@
-"""What a shard imports: `import_modelling` in a new interpreter."""
+"""The modules that `import_modelling` loads in a new interpreter, and those that it leaves out."""
 
 import subprocess
 import sys
