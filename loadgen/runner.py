@@ -19,7 +19,7 @@ from loadgen.config.objectives import objectives_of
 from loadgen.dialects.registry import open_dialect
 from loadgen.errors import WorkerError
 from loadgen.generator.load_process import LoadProcess, StartLoad, log_tail
-from loadgen.generator.messages import WorkerPlan
+from loadgen.generator.worker_messages import WorkerPlan
 from loadgen.interrupts import Interrupted, TwoStageInterrupt
 from loadgen.preparation.length_control import probe_sampling
 from loadgen.preparation.prepare_run import PreparedRun, prepare_run

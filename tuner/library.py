@@ -19,9 +19,9 @@ from tuner.study.artefacts import TRIALS_FILE
 from tuner.study.finish_study import FinishedStudy, finish
 from tuner.study.open_search import open_search
 from tuner.study.prepare_study import prepare
+from tuner.study.search_worker import run_search
 from tuner.study.study_folder import StudyFolder
 from tuner.study.study_plan import plan_of, render_plan
-from tuner.study.worker import run_search
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ import numpy as np
 
 from reference_server.router.scheduling.scheduler import SchedulerOptions
 from reference_server.router.scheduling.step_work import StepWork
-from tuner.simulator.engine import PlannedRequest, SimulatedLoad, Simulation
-from tuner.simulator.fitting.step_cost import CostModel, fit, rescaled
-from tuner.simulator.fitting.step_trace import TracedSteps
+from tuner.simulator.fitting.linear_law import CostModel, fit, rescaled
+from tuner.simulator.fitting.traced_steps import TracedSteps
 from tuner.simulator.residual_model import KnobRange, PredictedCandidate
 from tuner.simulator.simulated_metrics import metrics_of
+from tuner.simulator.simulation import PlannedRequest, SimulatedLoad, Simulation
 from tuner.simulator.step_law import StepLaw
 from tuner.trial.objective import Limit, Objective
 

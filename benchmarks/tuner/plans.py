@@ -27,10 +27,10 @@ import numpy as np
 from loadgen.target.machine import describe_machine
 from reference_server.router.scheduling.scheduler import SchedulerOptions
 from reports.stats.estimators import wilson
-from tuner.simulator.capacity_planning.capacity import LatencySlo, size_fleet
 from tuner.simulator.capacity_planning.fleet import Fleet, FleetRun
-from tuner.simulator.engine import NS_PER_S, PlannedRequest, SimulatedLoad, Simulation
-from tuner.simulator.fitting.step_cost import LinearLaw
+from tuner.simulator.capacity_planning.fleet_size import LatencySlo, size_fleet
+from tuner.simulator.fitting.linear_law import LinearLaw
+from tuner.simulator.simulation import NS_PER_S, PlannedRequest, SimulatedLoad, Simulation
 
 RESULTS = Path(__file__).parents[1] / "results" / "plans.json"
 LOADS, REPLICAS = (0.7, 0.9, 0.95), tuple(range(2, 9))

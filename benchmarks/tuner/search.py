@@ -39,8 +39,8 @@ from tuner.servers.tgi import settings as tgi_settings
 from tuner.servers.tgi.settings import DEFAULTS, server_config
 from tuner.simulator.proposer import SimulatorProposer
 from tuner.study.open_search import make_search
-from tuner.study.search import StudySearch, best_of
-from tuner.study.worker import run_search
+from tuner.study.search_worker import run_search
+from tuner.study.study_search import StudySearch, best_of
 from tuner.trial import measure
 from tuner.trial.evaluate import STEPS_FILE, TrialSetup
 from tuner.trial.outcome import AttemptOutcome, Infeasible, MeasuredAttempt

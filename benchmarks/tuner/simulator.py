@@ -41,10 +41,10 @@ from benchmarks.tuner.modelled_machines import (
 )
 from reference_server.router.scheduling.scheduler import SchedulerOptions
 from tuner.proposers.proposal import Decline
-from tuner.simulator.engine import PlannedRequest, SimulatedLoad, Simulation
-from tuner.simulator.fitting.step_cost import CostModel, LinearLaw
+from tuner.simulator.fitting.linear_law import CostModel, LinearLaw
 from tuner.simulator.predict import predict_many
 from tuner.simulator.residual_model import Observation, PredictedCandidate, ResidualModel
+from tuner.simulator.simulation import PlannedRequest, SimulatedLoad, Simulation
 
 NOISE = {"output_tokens_per_s": 0.05, "tpot_mean_ms": 0.05, "ttft_p95_ms": 0.10, "ttft_p50_ms": 0.10}
 SLACK = 0.05

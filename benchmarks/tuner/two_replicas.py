@@ -27,13 +27,13 @@ from tests.support.servers.launched_server import Server, serve
 from tests.support.servers.programs.nginx import nginx
 from tuner.servers.nginx_balancer import nginx_balancer
 from tuner.simulator.capacity_planning.fleet import POLICIES
-from tuner.simulator.engine import Simulation
 from tuner.simulator.fitting.client_cost import client_cost_of
 from tuner.simulator.fitting.cost_file import Costs, fit_costs
-from tuner.simulator.fitting.step_trace import read_steps
+from tuner.simulator.fitting.traced_steps import read_steps
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import law_of
 from tuner.simulator.simulated_metrics import metrics_of
+from tuner.simulator.simulation import Simulation
 
 RESULTS = Path(__file__).parents[1] / "results" / "two_replicas.json"
 COMPARED = ("round_robin", "least_loaded", "prefix_hash")

@@ -12,7 +12,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.config.distribution import JOIN_KEY_VARIABLE, LOOPBACK, MASTER_PORT, Address
 from loadgen.config.parsing import environment, flag_name
 from loadgen.errors import MeasurementError, UsageError
-from loadgen.generator.messages import JoinPlan
+from loadgen.generator.worker_messages import JoinPlan
 from loadgen.interrupts import Interrupted, TwoStageInterrupt
 from loadgen.progress import ProgressDisplay
 

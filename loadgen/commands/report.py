@@ -11,7 +11,7 @@ from loadgen.commands.shared_flags import add_export_flag
 from loadgen.commands.stored_comparison import report_again
 from loadgen.errors import UsageError
 from reports.pages.index.page import build_index, results_json
-from reports.pages.index.results import saved_results
+from reports.pages.index.saved_results import saved_results
 from reports.pages.run_pages import SERIES, write_pages_below
 from reports.renderers.write import write_page
 from reports.run_store import MANIFEST_FILE, RunDirectoryError

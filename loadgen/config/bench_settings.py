@@ -26,8 +26,8 @@ from loadgen.dialects.registry import API_NAMES
 from loadgen.http.response_reader import MAX_RESPONSE_BYTES
 from loadgen.http.sse import MAX_LINE_BYTES
 from loadgen.target.launched.file_cache import FileCacheState
-from loadgen.workloads.adapters import EXAMPLE as ADAPTER_EXAMPLE
-from loadgen.workloads.adapters import parse_names, parse_share
+from loadgen.workloads.adapter_mix import EXAMPLE as ADAPTER_EXAMPLE
+from loadgen.workloads.adapter_mix import parse_names, parse_share
 from loadgen.workloads.departure import EXAMPLE as DEPARTURE_EXAMPLE
 from loadgen.workloads.departure import parse_departure
 from loadgen.workloads.lengths import EXAMPLES, Lengths

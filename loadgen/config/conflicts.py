@@ -10,7 +10,7 @@ from loadgen.config.bench_settings import (
     TRACE_WORKLOADS,
     BenchSettings,
 )
-from loadgen.workloads.adapters import parse_share
+from loadgen.workloads.adapter_mix import parse_share
 from loadgen.workloads.departure import parse_departure
 from loadgen.workloads.lengths import Lengths
 

@@ -18,7 +18,7 @@ from typing import IO, Any
 from loadgen.config.distribution import Distribution
 from loadgen.generator.load_forker import NUMBER
 from loadgen.generator.load_process import WORKER_LOG, RunningLoad, StartLoad, start_load
-from loadgen.generator.messages import WorkerPlan
+from loadgen.generator.worker_messages import WorkerPlan
 
 
 class ForkedLoad:

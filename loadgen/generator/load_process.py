@@ -10,7 +10,7 @@ from typing import IO, Any, Protocol
 
 from loadgen.config.distribution import Distribution
 from loadgen.errors import WorkerError
-from loadgen.generator.messages import END_SIGNAL, STOP_REQUESTED, STOP_SIGNAL, WorkerPlan
+from loadgen.generator.worker_messages import END_SIGNAL, STOP_REQUESTED, STOP_SIGNAL, WorkerPlan
 from loadgen.progress import ProgressDisplay
 
 WORKER_LOG = "worker.log"

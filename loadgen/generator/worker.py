@@ -36,12 +36,12 @@ from loadgen.dialects.registry import open_dialect
 from loadgen.dialects.structured_dialect import StructuredDialect
 from loadgen.generator.load_state import LoadState
 from loadgen.generator.load_window import NS_PER_S, LoadEnd, LoadWindow
-from loadgen.generator.messages import END_SIGNAL, STOP_REQUESTED, STOP_SIGNAL, WorkerPlan
 from loadgen.generator.partition import Partition
 from loadgen.generator.recorder import Recorder, RowSink, latest, live_row, quantile
 from loadgen.generator.request_bodies import Conversations, PreparedRequests
 from loadgen.generator.self_monitor import TIMER_S, SelfMonitor
 from loadgen.generator.users import ClosedLoopUser, LoadRunner, LoadUser, OpenLoopUser
+from loadgen.generator.worker_messages import END_SIGNAL, STOP_REQUESTED, STOP_SIGNAL, WorkerPlan
 from loadgen.http.arrival_times import total_arrival_times
 from loadgen.http.balancing import Replicas
 from loadgen.http.call import Client

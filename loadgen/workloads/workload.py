@@ -27,7 +27,7 @@ from loadgen.config.bench_settings import (
 from loadgen.config.durations import parse_stages
 from loadgen.errors import UsageError
 from loadgen.workloads import arrivals
-from loadgen.workloads.adapters import AdapterMix, parse_names, parse_share, zipf_shares
+from loadgen.workloads.adapter_mix import AdapterMix, parse_names, parse_share, zipf_shares
 from loadgen.workloads.lengths import Independent, Joint, Lengths, PairedLengths, read_pairs
 from loadgen.workloads.prompts.images import ImageMix
 from loadgen.workloads.prompts.installed import WORKLOAD_NAMES, GeneratedLoad, installed_prompts

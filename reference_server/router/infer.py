@@ -11,7 +11,6 @@ import numpy
 
 from reference_server.errors import IncompleteGenerationError, OverloadedError, RequestError, ValidationError
 from reference_server.messages import GeneratedText, Tokens
-from reference_server.router.adapters import Adapters
 from reference_server.router.batching import Batcher
 from reference_server.router.generation_stream import (
     Event,
@@ -24,6 +23,7 @@ from reference_server.router.generation_stream import (
 )
 from reference_server.router.scheduling.request import ValidGenerateRequest
 from reference_server.router.scheduling.segments import SegmentProgress
+from reference_server.router.served_adapters import Adapters
 from reference_server.router.telemetry.metrics import Metrics
 from reference_server.router.telemetry.request_context import GenerationSpan, StageTimes
 from reference_server.router.telemetry.token_clock import TokenClock

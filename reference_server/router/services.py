@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from reference_server.errors import DrainingError, UnhealthyError
-from reference_server.router.adapters import Adapters
 from reference_server.router.chat.tools import ToolOffer
 from reference_server.router.generation_stream import Finished
 from reference_server.router.infer import Infer
 from reference_server.router.schemas.openai import ChatMessage
+from reference_server.router.served_adapters import Adapters
 from reference_server.router.server_info import ServerInfo
 from reference_server.router.sse import Header
 from reference_server.router.telemetry.metrics import Metrics

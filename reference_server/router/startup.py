@@ -21,7 +21,6 @@ from reference_server.images.placeholder import VisionConfig, placeholder_of
 from reference_server.images.reader import ImageReader, worker_pool
 from reference_server.listening import is_loopback, listening_address
 from reference_server.messages import ModelInfo
-from reference_server.router.adapters import AdapterRules, Adapters
 from reference_server.router.api_key import read_keys
 from reference_server.router.app import RouterApp, TransportOptions, create_app
 from reference_server.router.batching import Batcher
@@ -33,6 +32,7 @@ from reference_server.router.http_call import Route
 from reference_server.router.infer import Infer, Permits
 from reference_server.router.routes.ops import OpsRoutes
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions, WireVersion
+from reference_server.router.served_adapters import AdapterRules, Adapters
 from reference_server.router.server import HttpServer, bind
 from reference_server.router.server_info import ServerInfo, server_info
 from reference_server.router.services import Drain, Services

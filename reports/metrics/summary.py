@@ -22,8 +22,8 @@ from reports.metrics.finish_run import finish_run
 from reports.metrics.judged_objectives import judge_objective
 from reports.metrics.measured import Measured
 from reports.metrics.named_metrics import METRICS
-from reports.metrics.requests.adapters import adapters_summary
 from reports.metrics.requests.counted import GENERATOR_DELAYS, least_bound
+from reports.metrics.requests.per_adapter import adapters_summary
 from reports.metrics.requests.per_request import LATENCY_NAME, RequestMetric, meets_objective, request_metric_of
 from reports.metrics.requests.pooled_metrics import PooledMetric
 from reports.metrics.requests.prefix_cache import cached_share

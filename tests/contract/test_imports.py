@@ -50,7 +50,7 @@ LOAD = {"torch", "locust", "gevent"}
                 LOAD | {"loadgen", "tuner", "reference_server"},
             ),
             (("loadgen.cli", "loadgen.runner", "loadgen.target.target"), LOAD | {"reference_server", "optuna"}),
-            (("tuner.cli", "tuner.study.search", "tuner.study.confirm", "tuner.study.optuna_study"), LOAD),
+            (("tuner.cli", "tuner.study.study_search", "tuner.study.confirmation", "tuner.study.optuna_study"), LOAD),
             (("loadgen.library", "tuner.library"), LOAD),
         ],
         [

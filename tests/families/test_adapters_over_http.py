@@ -17,9 +17,9 @@ import pytest
 
 from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.presets.catalog import find_adapter
-from reference_server.router.adapters import AdapterRules, Adapters
 from reference_server.router.batching import Batcher
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.served_adapters import AdapterRules, Adapters
 from tests.support.models.adapters import merged, save_adapter
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_models import generate_alone, make_tiny_model, random_prompt, save_tiny_model

@@ -15,7 +15,7 @@ from loadgen.dialects.registry import open_dialect
 from loadgen.errors import UsageError
 from loadgen.runner import measure
 from loadgen.target.target import Target
-from loadgen.workloads.adapters import AdapterMix, zipf_shares
+from loadgen.workloads.adapter_mix import AdapterMix, zipf_shares
 from loadgen.workloads.prompts.images import ImageMix
 from loadgen.workloads.prompts.planned_cache import CacheFacts, planned
 from loadgen.workloads.prompts.prompt import Prompt

@@ -14,7 +14,7 @@ from loadgen.config.distribution import Distribution
 from loadgen.generator import load_process
 from loadgen.generator.forked_load import LoadForker
 from loadgen.generator.load_process import RunningLoad
-from loadgen.generator.messages import WorkerPlan
+from loadgen.generator.worker_messages import WorkerPlan
 
 START_LOAD = load_process.start_load
 """The start of a real process, for tests that look for it."""

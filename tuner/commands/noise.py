@@ -17,7 +17,7 @@ def add_noise_flags(parser: argparse.ArgumentParser) -> None:
 
 def measure_noise(args: argparse.Namespace, _words: Sequence[str]) -> int:
     """Exit code 3 if fewer than two runs were measured."""
-    from tuner.study.statistics.noise import render
+    from tuner.study.statistics.noise_floor import render
 
     prepared = prepare(args)
     if args.dry_run:

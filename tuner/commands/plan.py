@@ -29,14 +29,14 @@ from tuner.commands.simulation.simulate_inputs import (
 )
 from tuner.config import LimitSection
 from tuner.simulator.capacity_planning.attainment import FleetVerdict
-from tuner.simulator.capacity_planning.capacity import RUNS, LatencySlo, SizedFleet, size_fleet
 from tuner.simulator.capacity_planning.fleet import POLICIES, Fleet
+from tuner.simulator.capacity_planning.fleet_size import RUNS, LatencySlo, SizedFleet, size_fleet
 from tuner.simulator.capacity_planning.replica_schedule import ReplicaSchedule, replica_schedule
-from tuner.simulator.engine import PlannedRequest
 from tuner.simulator.fitting.cost_file import Costs, read_costs
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import law_of
 from tuner.simulator.simulated_metrics import LATENCY
+from tuner.simulator.simulation import PlannedRequest
 
 SECONDS_PER_HOUR = 3600
 

@@ -15,7 +15,7 @@ def report(args: argparse.Namespace, _words: Sequence[str]) -> int:
     if args.dry_run:
         print(prepared.folder / "report.html")
         return 0
-    from tuner.study.report import write_study_report
+    from tuner.study.study_report import write_study_report
 
     with opened(prepared, SilentProgress(), is_leader=False) as search:
         path = write_study_report(search)

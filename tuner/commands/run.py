@@ -12,7 +12,7 @@ from tuner.commands.study_flags import add_study_flags, opened, print_plan, spac
 from tuner.study.prepare_study import prepare
 
 if TYPE_CHECKING:
-    from tuner.study.search import StudySearch
+    from tuner.study.study_search import StudySearch
     from tuner.trial.outcome import TrialResult
 
 
@@ -26,9 +26,9 @@ def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
         prepared = prepare(args)
         if args.dry_run:
             return print_plan(prepared)
+    from tuner.study.search_worker import run_search
     from tuner.study.study_folder import StudyFolder
     from tuner.study.study_plan import plan_of, render_plan
-    from tuner.study.worker import run_search
 
     with space_errors_of(args.space):
         plan = render_plan(plan_of(prepared))

@@ -17,7 +17,7 @@ from tuner.servers.find_profile import known_profiles
 from tuner.study.prepare_study import NOT_LOAD, PreparedStudy
 
 if TYPE_CHECKING:
-    from tuner.study.search import StudySearch
+    from tuner.study.study_search import StudySearch
 
 WHEN_STOPPED = "stopped; the same command continues the study"
 SAMPLER = OneOf.of("NAME", get_args(SamplerName))

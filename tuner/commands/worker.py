@@ -29,7 +29,7 @@ def work(args: argparse.Namespace, _words: Sequence[str]) -> int:
         prepared = stored_in(args.storage, args.study, is_allowed=args.allow_command)
     if args.dry_run:
         return print_plan(prepared)
-    from tuner.study.worker import run_search
+    from tuner.study.search_worker import run_search
 
     with opened(prepared, progress_of(args), is_leader=False) as search:
         results = run_search(search)

@@ -2,7 +2,7 @@
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.distribution import JOIN_KEY_VARIABLE, MASTER_PORT, Distribution
-from loadgen.generator.messages import FILE_SETTINGS, LENGTH_SETTINGS
+from loadgen.generator.worker_messages import FILE_SETTINGS, LENGTH_SETTINGS
 from loadgen.redaction import redacted_text
 from loadgen.workloads.lengths import EMPIRICAL
 from tuner.errors import SpaceError

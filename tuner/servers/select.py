@@ -11,6 +11,6 @@ def server_of(section: ServerSection) -> TunedServer:
         from tuner.servers.profiled_server import ProfiledServer
 
         return ProfiledServer(section, find_profile(section.profile))
-    from tuner.servers.tgi.server import TgiServer
+    from tuner.servers.tgi.tgi_server import TgiServer
 
     return TgiServer(section)

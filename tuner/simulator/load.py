@@ -10,14 +10,14 @@ from typing import Any
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import FILE_WORKLOADS
-from loadgen.workloads.adapters import AdapterMix
+from loadgen.workloads.adapter_mix import AdapterMix
 from loadgen.workloads.prompts.prompt import Prompt, ServerLimits
 from loadgen.workloads.prompts.vocabulary import Vocabulary, Word
 from loadgen.workloads.think_time import parse_think_time
 from loadgen.workloads.workload import build
 from tuner.errors import NotSimulatedError
-from tuner.simulator.engine import NS_PER_S, PlannedRequest, SimulatedLoad
 from tuner.simulator.fitting.client_cost import NO_COST, ClientCost
+from tuner.simulator.simulation import NS_PER_S, PlannedRequest, SimulatedLoad
 
 # Workloads whose prompts share no prefix.
 NOT_MODELLED = {"images": "images"}

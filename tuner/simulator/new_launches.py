@@ -11,7 +11,7 @@ from tuner.simulator.fitting.cost_file import Costs
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import predict
 from tuner.simulator.proposal_ledger import LEDGER_FILE
-from tuner.simulator.server import scheme_of
+from tuner.simulator.simulated_server import scheme_of
 from tuner.simulator.validate import NAMES, PredictedLaunch
 from tuner.space.configuration import key_of
 from tuner.space.search_space import SearchSpace

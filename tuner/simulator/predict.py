@@ -7,13 +7,13 @@ from multiprocessing import get_context
 from typing import Any
 
 from tuner.errors import NotSimulatedError
-from tuner.simulator.engine import Simulated, SimulatedLoad, Simulation
+from tuner.simulator.drafting import SpeculatingLaw
 from tuner.simulator.fitting.cost_file import Costs
-from tuner.simulator.fitting.step_cost import CostModel
-from tuner.simulator.server import KvPool, SimulatedServer
+from tuner.simulator.fitting.linear_law import CostModel
 from tuner.simulator.simulated_metrics import metrics_of
+from tuner.simulator.simulated_server import KvPool, SimulatedServer
+from tuner.simulator.simulation import Simulated, SimulatedLoad, Simulation
 from tuner.simulator.slot_replica import SlotRule
-from tuner.simulator.speculation import SpeculatingLaw
 from tuner.simulator.step_law import StepLaw
 
 CHUNK = 8

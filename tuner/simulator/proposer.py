@@ -17,17 +17,17 @@ from loadgen.config.bench_config import BenchConfig
 from tuner.errors import CostModelError, NotSimulatedError, TraceError
 from tuner.proposers.proposal import Decline, Proposal
 from tuner.servers.tgi.settings import resolved
-from tuner.simulator.engine import SimulatedLoad
 from tuner.simulator.fitting.client_cost import ClientCost, client_cost_of
 from tuner.simulator.fitting.cost_file import COST_FILE, Costs, fit_costs
 from tuner.simulator.fitting.metric_steps import steps_of
-from tuner.simulator.fitting.step_trace import TracedSteps
+from tuner.simulator.fitting.traced_steps import TracedSteps
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import Predictor, predict_many
 from tuner.simulator.proposal_ledger import record_candidate, record_proposal
 from tuner.simulator.residual_model import KnobRange, Observation, PredictedCandidate, ResidualModel
-from tuner.simulator.server import scheme_of
 from tuner.simulator.simulated_metrics import LATENCY, RATES
+from tuner.simulator.simulated_server import scheme_of
+from tuner.simulator.simulation import SimulatedLoad
 from tuner.space.parameter import Parameter
 from tuner.space.search_space import SearchSpace
 from tuner.trial.objective import Objective

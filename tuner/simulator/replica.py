@@ -1,7 +1,7 @@
 """One simulated server: the router's Scheduler, and a shard whose step times follow a step law.
 
 This module does the work of the shard (rows, chunks, receipts). The Scheduler makes all batching decisions. Consecutive
-decode steps without a possible decision between them are simulated as one stride. A step with drafts (speculation.py)
+decode steps without a possible decision between them are simulated as one stride. A step with drafts (drafting.py)
 is an event of its own, after which each row has its accepted tokens and one more.
 """
 
@@ -38,7 +38,7 @@ from reference_server.router.scheduling.scheduler import (
 from reference_server.router.scheduling.segments import segment_tokens
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import NotSimulatedError
-from tuner.simulator.speculation import Drafting, DraftingRow, SpeculatingLaw
+from tuner.simulator.drafting import Drafting, DraftingRow, SpeculatingLaw
 from tuner.simulator.step_law import AdaptedLaw, StepLaw, steps_until, stride_ns
 
 ADAPTERS_NOT_MEASURED = (

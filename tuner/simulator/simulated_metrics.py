@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tuner.simulator.engine import NS_PER_S, Simulated
+from tuner.simulator.simulation import NS_PER_S, Simulated
 
 Array = npt.NDArray[np.float64]
 

@@ -20,11 +20,11 @@ from tuner.errors import CostModelError, NotSimulatedError, TraceError
 from tuner.simulator.fitting.client_cost import NO_COST, ClientCost, client_cost_of
 from tuner.simulator.fitting.cost_file import fit_costs
 from tuner.simulator.fitting.metric_steps import steps_of
-from tuner.simulator.fitting.step_trace import TracedSteps
+from tuner.simulator.fitting.traced_steps import TracedSteps
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import predict
 from tuner.simulator.prediction_accuracy import Grade, accuracy_of
-from tuner.simulator.server import SimulatedServer
+from tuner.simulator.simulated_server import SimulatedServer
 from tuner.trial.outcome import TrialResult
 
 NAMES = ("output_tokens_per_s", "ttft_p50_ms", "ttft_p95_ms", "tpot_mean_ms")

@@ -16,9 +16,9 @@ from tuner.errors import SpaceError
 from tuner.servers.exported_text import toml_value
 from tuner.study.best_file import BEST_FILE, tuned_by, write_best
 from tuner.study.identity import BUILD, DEVICE, LOAD
-from tuner.study.search import StudySearch
 from tuner.study.statistics.judgement import Confirmation
 from tuner.study.study_folder import LOAD_FILE, replace_text, write_json
+from tuner.study.study_search import StudySearch
 from tuner.trial.measure import describe
 from tuner.trial.outcome import TrialResult
 

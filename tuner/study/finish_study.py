@@ -8,12 +8,12 @@ from typing import Any
 from tuner.simulator.fitting.cost_file import COST_FILE
 from tuner.simulator.validate import compare_predictions, traced_launches, write_costs
 from tuner.study.artefacts import render_table, write_artefacts
-from tuner.study.confirm import confirm
-from tuner.study.report import write_study_report
-from tuner.study.search import StudySearch
+from tuner.study.confirmation import confirm
 from tuner.study.statistics.drift_check import drift_of
 from tuner.study.statistics.judgement import Confirmation
 from tuner.study.study_folder import DRIFT_CHECKS
+from tuner.study.study_report import write_study_report
+from tuner.study.study_search import StudySearch
 from tuner.trial.outcome import TrialResult
 from tuner.trial.quality import QualityGuard
 

@@ -15,8 +15,8 @@ from tuner.servers.select import server_of
 from tuner.space.search_space import SearchSpace
 from tuner.study.identity import identity_of, params_of
 from tuner.study.prepare_study import PreparedStudy, without_effect
-from tuner.study.search import StudySearch
 from tuner.study.study_folder import STUDY_FILE, StudyFolder
+from tuner.study.study_search import StudySearch
 from tuner.trial.early_stop import limits_out_of_reach
 from tuner.trial.evaluate import TrialSetup, evaluate
 from tuner.trial.measure import Evaluate

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from reports.run_store import links_in, replace_file
 from tuner.errors import StudyError
 from tuner.study.identity import BUILD, DEVICE, LOAD, SPACE
-from tuner.study.statistics.noise import NoiseFloor
+from tuner.study.statistics.noise_floor import NoiseFloor
 from tuner.trial.outcome import TrialResult, read_result
 
 STUDY_FILE = "study.json"

@@ -17,8 +17,8 @@ from tuner.space.expression import ExpressionError
 from tuner.space.search_space import SearchSpace
 from tuner.study.identity import params_of
 from tuner.study.prepare_study import PreparedStudy, without_effect
-from tuner.study.search import median_seconds
 from tuner.study.study_folder import TRIALS, StudyFolder
+from tuner.study.study_search import median_seconds
 from tuner.trial.objective import Objective
 
 # Estimated time to start and stop a server if no launch is measured yet: that of the bundled server with its preset.

@@ -19,7 +19,7 @@ from zmq.error import Again, ZMQError
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from loadgen.generator.messages import FROM_WORKER
+from loadgen.generator.worker_messages import FROM_WORKER
 
 MAX_MESSAGE_BYTES = 256 * 2**20
 # locust's messages of a worker that a master of this product reads.

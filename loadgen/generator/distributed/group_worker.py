@@ -1,7 +1,7 @@
 """`python -m loadgen.generator.distributed.group_worker`: one of several workers, on locust's worker runner.
 
 Reads a `JoinPlan` as JSON on stdin. A worker that the master started writes its records into the run directory; a
-worker that joined from another machine sends them in batches. messages.py has the messages.
+worker that joined from another machine sends them in batches. worker_messages.py has the messages.
 """
 
 # First: it makes the sockets of everything imported after it cooperative.
@@ -30,11 +30,19 @@ from locust.rpc.protocol import Message
 
 from loadgen.config.distribution import JOIN_KEY_VARIABLE
 from loadgen.generator.distributed.encrypted_sockets import EncryptedClient
-from loadgen.generator.messages import FROM_WORKER, TO_WORKER, Hello, JoinPlan, WorkerPlan, names_file, unpack_files
 from loadgen.generator.partition import Partition
 from loadgen.generator.recorder import RowSink, tpot_of, ttft_of
 from loadgen.generator.users import ClosedLoopUser, OpenLoopUser
 from loadgen.generator.worker import Worker, WorkerOutput, print_message
+from loadgen.generator.worker_messages import (
+    FROM_WORKER,
+    TO_WORKER,
+    Hello,
+    JoinPlan,
+    WorkerPlan,
+    names_file,
+    unpack_files,
+)
 from loadgen.parent_death import end_with_parent
 from reports.run_schema import RequestRecord
 from reports.run_store import REQUESTS, TIMESERIES, JsonlWriter

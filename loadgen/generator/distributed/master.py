@@ -38,7 +38,9 @@ from loadgen.generator.distributed.clocks import ClockOffset, Ping, estimate
 from loadgen.generator.distributed.encrypted_sockets import EncryptedServer
 from loadgen.generator.distributed.web_ui import WebPage
 from loadgen.generator.distributed.worker_group import Member, Stage, WorkerGroup
-from loadgen.generator.messages import (
+from loadgen.generator.users import ClosedLoopUser, OpenLoopUser
+from loadgen.generator.worker import POLL_S, print_message
+from loadgen.generator.worker_messages import (
     END_SIGNAL,
     FROM_WORKER,
     STOP_REQUESTED,
@@ -49,8 +51,6 @@ from loadgen.generator.messages import (
     WorkerPlan,
     pack_files,
 )
-from loadgen.generator.users import ClosedLoopUser, OpenLoopUser
-from loadgen.generator.worker import POLL_S, print_message
 from loadgen.parent_death import end_with_parent
 from reports.run_store import REQUESTS, TIMESERIES, append_whole, write_client
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from loadgen.generator.distributed.clocks import SAME_CLOCK, ClockOffset, error_ns
 from loadgen.generator.distributed.start_count import StartCount
-from loadgen.generator.messages import Hello
 from loadgen.generator.recorder import RECENT_TTFTS, quantile
+from loadgen.generator.worker_messages import Hello
 
 COUNTS = ("in_flight", "sent", "completed", "completed_measured", "failed", "tokens_out", "waiting")
 

@@ -52,9 +52,9 @@ def launches() -> bool:
 @functools.cache
 def kernels() -> Any:
     """The module of the kernels; only a machine with Triton can import it."""
-    from reference_server.model_server.attention import triton_kernels
+    from reference_server.model_server.attention import triton_attention
 
-    return triton_kernels
+    return triton_attention
 
 
 class TritonDecode:

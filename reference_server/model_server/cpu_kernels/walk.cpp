@@ -1,7 +1,7 @@
 // The decode step of a whole decoder as one operator: from the embeddings of one token a row to the logits.
 //
-// It runs the kernels of the other operators in the order of models/walk.py, over a table that
-// models/compiled_walk.py writes once. bfloat16 only, as only that has a packed product.
+// It runs the kernels of the other operators in the order of models/fused/walk.py, over a table that
+// models/fused/compiled_walk.py writes once. bfloat16 only, as only that has a packed product.
 #include "float8.h"
 #include "kernels.h"
 
@@ -16,7 +16,7 @@ using T = BFloat16;
 
 enum class CacheType : int64_t { kBFloat16, kE4M3, kE5M2 };
 
-// As models/walk.py's FusedLayer. A norm without a weight is absent. The factors are those of keys and values before
+// As models/fused/walk.py's FusedLayer. A norm without a weight is absent. The factors are those of keys and values before
 // they are rounded to eight bits, `value_scale` that of the attended values.
 struct Layer {
   Norm<T> input_norm, post_norm, query_norm, key_norm, attended_norm, mlp_norm;

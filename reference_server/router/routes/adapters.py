@@ -1,8 +1,8 @@
 """/v1/load_lora_adapter /v1/unload_lora_adapter: adapters at run time, with vLLM's requests and answers."""
 
-from reference_server.router.adapters import Adapters
 from reference_server.router.http_call import HttpCall, Route
 from reference_server.router.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from reference_server.router.served_adapters import Adapters
 from reference_server.router.sse import Header
 
 _PLAIN_TEXT: list[Header] = [(b"content-type", b"text/plain; charset=utf-8")]

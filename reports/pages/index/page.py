@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pandas as pd
 
 from reports.document import Block, Link, Report, Section, Table, VerdictLine
-from reports.pages.index.results import SavedResult
+from reports.pages.index.saved_results import SavedResult
 
 NOTE = (
     "Output tokens/s and TTFT p95 of a sweep or a search are those of its best load. A name links to the page of the "

@@ -83,9 +83,9 @@ def test_tpe_search_has_a_result_at_each_checkpoint(small_pool: MachinePool):
 def test_simulation_V16_the_simulator_imports_little():
     heavy = ("torch", "asyncio", "optuna", "gevent", "pydantic")
     for module in (
-        "tuner.simulator.engine",
-        "tuner.simulator.fitting.step_cost",
-        "tuner.simulator.capacity_planning.capacity",
+        "tuner.simulator.simulation",
+        "tuner.simulator.fitting.linear_law",
+        "tuner.simulator.capacity_planning.fleet_size",
     ):
         code = f"import sys, json, {module}; print(json.dumps([m for m in {heavy!r} if m in sys.modules]))"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -2,8 +2,8 @@
 
 from benchmarks.tuner.two_replicas import load_settings, predicted
 from tuner.simulator.fitting.cost_file import Costs
-from tuner.simulator.fitting.step_cost import CostModel
-from tuner.simulator.server import SimulatedServer
+from tuner.simulator.fitting.linear_law import CostModel
+from tuner.simulator.simulated_server import SimulatedServer
 
 # Room for 40 of the 64 prefixes of 512 tokens.
 OPTIONS = {"max_batch_prefill_tokens": 1024, "max_batch_total_tokens": 40 * 512}

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from loadgen.config.bench_config import BenchConfig
-from loadgen.generator.messages import pack_files, unpack_files
+from loadgen.generator.worker_messages import pack_files, unpack_files
 from loadgen.workloads import workload
 from loadgen.workloads.prompts.prompt import ServerLimits
 from loadgen.workloads.prompts.vocabulary import calibrate

@@ -37,7 +37,7 @@ from reference_server.model_server.options import EngineOptions
 
 packages = pkgutil.walk_packages(reference_server.model_server.__path__, "reference_server.model_server.")
 for module in packages:
-    if not module.name.endswith((".triton_kernels", ".operator_kernels", ".measure.__main__")):
+    if not module.name.endswith((".triton_attention", ".shrink_expand", ".operator_kernels", ".measure.__main__")):
         importlib.import_module(module.name)
 assert not torch.cuda.is_initialized(), "an import asked for a device"
 for name in ("triton", "flash", "varlen"):

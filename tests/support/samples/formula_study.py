@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.tuner.studies import FormulaServer, open_search
 from tuner.space.configuration import key_of
 from tuner.study.optuna_study import OptunaStudy
-from tuner.study.worker import run_search
+from tuner.study.search_worker import run_search
 from tuner.trial.measure import Measurer
 
 STEPS = ("asked", "launching", "measuring", "written", "told")

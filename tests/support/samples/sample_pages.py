@@ -19,7 +19,7 @@ from reports.metrics.sweep import LoadPoint, Sweep
 from reports.pages.comparison_page import build_comparison_report
 from reports.pages.history_page import build_history_report
 from reports.pages.index.page import build_index
-from reports.pages.index.results import SavedResult
+from reports.pages.index.saved_results import SavedResult
 from reports.pages.matrix_page import MatrixResult, build_matrix_report
 from reports.pages.noise_page import build_noise_report
 from reports.pages.run_page import build_run_report

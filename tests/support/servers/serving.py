@@ -11,7 +11,6 @@ from typing import Any
 import httpx
 
 from reference_server.messages import Request
-from reference_server.router.adapters import AdapterRules, Adapters
 from reference_server.router.app import RouterApp, TransportOptions, create_app
 from reference_server.router.batching import Batcher
 from reference_server.router.chat.prompts import ChatTemplate
@@ -21,6 +20,7 @@ from reference_server.router.infer import Infer, Permits
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
 from reference_server.router.schemas.openai import ChatMessage
 from reference_server.router.schemas.tgi import RequestGrammar
+from reference_server.router.served_adapters import AdapterRules, Adapters
 from reference_server.router.server import HttpServer, bind
 from reference_server.router.server_info import EngineInfo, ServerInfo
 from reference_server.router.services import Services

@@ -124,7 +124,7 @@ def test_a_rate_profile_is_sized_for_each_hour(tmp_path: Path, capsys: pytest.Ca
 def test_an_slo_that_no_fleet_meets_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tuner.simulator.capacity_planning.capacity.MAX_REPLICAS", 4)
+    monkeypatch.setattr("tuner.simulator.capacity_planning.fleet_size.MAX_REPLICAS", 4)
 
     assert main(files(tmp_path, limit="1")) == 1
     assert "the SLO is not met at 20 requests/s" in capsys.readouterr().err

@@ -3,7 +3,7 @@ from tuner.config import ParamSection
 from tuner.proposers.better_half import better_half
 from tuner.servers.tgi.initial_design import initial_design
 from tuner.space.search_space import SearchSpace
-from tuner.study.worker import run_search
+from tuner.study.search_worker import run_search
 from tuner.trial.objective import Objective
 from tuner.trial.outcome import TrialResult
 

@@ -10,12 +10,12 @@ from loadgen.config.bench_config import BenchConfig
 from reference_server.router.scheduling.scheduler import SchedulerOptions
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import NotSimulatedError
-from tuner.simulator.engine import PlannedRequest, Simulated, SimulatedLoad, Simulation
-from tuner.simulator.fitting.step_cost import COLUMNS, CostModel, LinearLaw, fit, rescaled
-from tuner.simulator.fitting.step_trace import read_steps
+from tuner.simulator.fitting.linear_law import COLUMNS, CostModel, LinearLaw, fit, rescaled
+from tuner.simulator.fitting.traced_steps import read_steps
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import predict
-from tuner.simulator.server import SimulatedServer
+from tuner.simulator.simulated_server import SimulatedServer
+from tuner.simulator.simulation import PlannedRequest, Simulated, SimulatedLoad, Simulation
 from tuner.simulator.slot_replica import SlotRule
 
 MS = 1_000_000

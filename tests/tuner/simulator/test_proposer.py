@@ -13,7 +13,7 @@ from tuner.config import ParamSection
 from tuner.proposers.proposal import Decline, Proposal
 from tuner.servers.tgi.settings import known_settings
 from tuner.simulator.fitting.cost_file import fit_costs, read_costs
-from tuner.simulator.fitting.step_trace import read_steps
+from tuner.simulator.fitting.traced_steps import read_steps
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import Predictor, predict_many
 from tuner.simulator.proposer import SimulatorProposer, observations_of

@@ -15,7 +15,7 @@ from reference_server.router.scheduling.scheduler import Call, Decode, Deliverie
 from reference_server.router.scheduling.step_work import StepMeter, StepWork
 from tests.support.wire.scripted_shard import Reply, ScriptedShard
 from tests.support.wire.virtual_time import VirtualTimeLoop, run_in_virtual_time
-from tuner.simulator.engine import PlannedRequest, SimulatedLoad, Simulation
+from tuner.simulator.simulation import PlannedRequest, SimulatedLoad, Simulation
 
 Call_ = tuple[str, tuple[int, ...], int, tuple[tuple[int, ...], ...], int]
 

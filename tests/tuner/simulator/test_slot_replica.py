@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from tuner.simulator.engine import PlannedRequest, Simulated, SimulatedLoad, Simulation
-from tuner.simulator.fitting.step_cost import LinearLaw
+from tuner.simulator.fitting.linear_law import LinearLaw
+from tuner.simulator.simulation import PlannedRequest, Simulated, SimulatedLoad, Simulation
 from tuner.simulator.slot_replica import SlotRule
 
 TOY = LinearLaw((10e6, 0.0, 1e5, 0.0, 0.0, 5e6, 1e6, 0.0, 0.0, 0.0))

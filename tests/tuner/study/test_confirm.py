@@ -5,10 +5,10 @@ import pytest
 
 from benchmarks.tuner.confirmation import MOST, NOMINAL, before, cells, now
 from tests.tuner.studies import FormulaServer, open_search
-from tuner.study.confirm import confirm
-from tuner.study.search import best_of
+from tuner.study.confirmation import confirm
+from tuner.study.search_worker import run_search
 from tuner.study.statistics.judgement import judge
-from tuner.study.worker import run_search
+from tuner.study.study_search import best_of
 from tuner.trial.objective import Objective
 from tuner.trial.outcome import TrialResult
 

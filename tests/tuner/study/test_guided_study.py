@@ -14,8 +14,8 @@ from tuner.config import TuneConfig
 from tuner.proposers.surrogate import SurrogateProposer
 from tuner.servers.select import server_of
 from tuner.study.open_search import make_search
-from tuner.study.search import StudySearch
-from tuner.study.worker import run_search
+from tuner.study.search_worker import run_search
+from tuner.study.study_search import StudySearch
 from tuner.trial.evaluate import TrialSetup
 from tuner.trial.measure import Evaluate
 from tuner.trial.outcome import MeasuredAttempt

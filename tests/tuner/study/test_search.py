@@ -6,9 +6,9 @@ from tuner.errors import CannotMeasureError, SpaceError, StudyError
 from tuner.servers.tgi.settings import resolved
 from tuner.study.open_search import make_search
 from tuner.study.optuna_study import OptunaStudy
-from tuner.study.search import best_of
+from tuner.study.search_worker import run_search
 from tuner.study.study_folder import StudyFolder
-from tuner.study.worker import run_search
+from tuner.study.study_search import best_of
 from tuner.trial.objective import Objective
 from tuner.trial.outcome import Failed
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from loadgen.progress import SilentProgress, open_progress
 from tests.tuner.studies import SETUP, FormulaServer, open_search
-from tuner.study.confirm import confirm
-from tuner.study.worker import run_search
+from tuner.study.confirmation import confirm
+from tuner.study.search_worker import run_search
 
 
 class Placed(SilentProgress):

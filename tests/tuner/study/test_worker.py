@@ -9,7 +9,7 @@ from tests.tuner.studies import SETUP, FormulaServer, open_search
 from tuner.config import TuneConfig
 from tuner.proposers.proposal import Decline, Proposal
 from tuner.study.open_search import make_search
-from tuner.study.worker import run_search
+from tuner.study.search_worker import run_search
 from tuner.trial.outcome import MeasuredAttempt
 
 BUDGETS = (1024, 2048, 4096)

@@ -10,8 +10,8 @@ from loadgen.errors import UsageError
 from tuner.commands.simulation.simulate_outside import add_outside_flags, calibrate_url
 from tuner.simulator.fitting.client_cost import client_cost_of
 from tuner.simulator.fitting.cost_file import COST_FILE, Costs, fit_costs
-from tuner.simulator.fitting.step_trace import read_steps
-from tuner.simulator.server import has_float8_cache
+from tuner.simulator.fitting.traced_steps import read_steps
+from tuner.simulator.simulated_server import has_float8_cache
 
 RUN = "run"
 CACHE = "kv_cache_dtype"

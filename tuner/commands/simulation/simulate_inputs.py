@@ -11,10 +11,10 @@ from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
 from tuner.errors import NotSimulatedError
-from tuner.simulator.engine import SimulatedLoad
 from tuner.simulator.fitting.cost_file import COST_FILE, Costs, read_costs
 from tuner.simulator.load import load_of
-from tuner.simulator.server import SimulatedServer
+from tuner.simulator.simulated_server import SimulatedServer
+from tuner.simulator.simulation import SimulatedLoad
 from tuner.study.prepare_study import DEFAULT_LOAD, STUDIES
 from tuner.study.study_folder import LOAD_FILE
 

@@ -50,7 +50,7 @@ def calibrate_url(args: argparse.Namespace) -> int:
     """Measure the designed loads, fit the costs, and write the cost file."""
     from loadgen.progress import progress_of
     from tuner.simulator.outside.designed_loads import designed_loads, measure_loads
-    from tuner.simulator.outside.fit import fit_runs
+    from tuner.simulator.outside.fit_costs import fit_runs
     from tuner.simulator.outside.outside_costs import outside_costs
 
     if args.space is not None or args.model_id is not None:

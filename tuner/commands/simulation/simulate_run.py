@@ -21,10 +21,10 @@ from tuner.commands.simulation.simulate_inputs import (
     render_table,
     settings_from,
 )
-from tuner.simulator.engine import NS_PER_S, Simulated
 from tuner.simulator.predict import run as run_simulation
 from tuner.simulator.replica import Flight
 from tuner.simulator.simulated_metrics import metrics_of
+from tuner.simulator.simulation import NS_PER_S, Simulated
 
 LABEL = "simulated"
 # With a smaller fraction of waiting time, the number of users limits the throughput.

@@ -142,7 +142,7 @@ def write_predictions(directory: Path, predicted: PredictedSpace, note: str) -> 
     from reports.pages.simulation_page import build_predictions_report
     from reports.renderers.write import write_report
     from reports.study import StudyData, StudyTrial, TrialOutcome
-    from tuner.study.report import report_knob
+    from tuner.study.study_report import report_knob
 
     directory.mkdir(parents=True, exist_ok=True)
     rows = predicted.rows

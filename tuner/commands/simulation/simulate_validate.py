@@ -21,7 +21,7 @@ from tuner.study.prepare_study import PreparedStudy, load_of, stored, with_impli
 
 if TYPE_CHECKING:
     from tuner.simulator.validate import PredictedLaunch
-    from tuner.study.statistics.noise import NoiseFloor
+    from tuner.study.statistics.noise_floor import NoiseFloor
 
 FEWEST_LAUNCHES = 3
 DEFAULT_CONFIGS, VALIDATION = 8, "validation"

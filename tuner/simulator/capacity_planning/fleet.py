@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tuner.simulator.engine import (
+from tuner.simulator.replica import Flight
+from tuner.simulator.simulated_metrics import SimulatedTimes, within_limits
+from tuner.simulator.simulation import (
     NS_PER_S,
     BatchingRule,
     PlannedRequest,
@@ -18,8 +20,6 @@ from tuner.simulator.engine import (
     SimulatedReplica,
     Simulation,
 )
-from tuner.simulator.replica import Flight
-from tuner.simulator.simulated_metrics import SimulatedTimes, within_limits
 from tuner.simulator.step_law import StepLaw
 
 Array = npt.NDArray[np.float64]

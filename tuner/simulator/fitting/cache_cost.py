@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tuner.simulator.fitting.step_cost import CostModel, predicted_ns
-from tuner.simulator.fitting.step_trace import TracedSteps
+from tuner.simulator.fitting.linear_law import CostModel, predicted_ns
+from tuner.simulator.fitting.traced_steps import TracedSteps
 
 KEYS = ("cached", "kv")
 """The columns of a step's work that count keys in the cache."""

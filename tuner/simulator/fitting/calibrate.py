@@ -20,7 +20,7 @@ from loadgen.workloads.prompts.vocabulary import CANDIDATES
 from tuner.errors import TraceError
 from tuner.servers.launch_command import remove_container
 from tuner.servers.tuned_server import TunedServer
-from tuner.simulator.fitting.step_trace import TracedSteps, read_facts, read_steps
+from tuner.simulator.fitting.traced_steps import TracedSteps, read_facts, read_steps
 from tuner.trial.device_lock import device_lock
 from tuner.trial.evaluate import SERVER_LOG, STEPS_FILE
 

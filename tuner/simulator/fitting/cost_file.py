@@ -13,9 +13,9 @@ from typing import Any
 from tuner.errors import CostModelError, NotSimulatedError
 from tuner.simulator.fitting.cache_cost import fit_factor, with_keys_scaled
 from tuner.simulator.fitting.client_cost import NO_COST, ClientCost
-from tuner.simulator.fitting.step_cost import FORMAT, CostModel, fit, rescaled
-from tuner.simulator.fitting.step_trace import TracedSteps, joined, without_first_of_shape
-from tuner.simulator.server import KvPool, SimulatedServer, has_float8_cache, scheme_of
+from tuner.simulator.fitting.linear_law import FORMAT, CostModel, fit, rescaled
+from tuner.simulator.fitting.traced_steps import TracedSteps, joined, without_first_of_shape
+from tuner.simulator.simulated_server import KvPool, SimulatedServer, has_float8_cache, scheme_of
 
 COST_FILE = "cost.json"
 FEWEST_DECODES = 20

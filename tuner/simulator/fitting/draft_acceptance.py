@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tuner.errors import CostModelError
-from tuner.simulator.fitting.step_trace import TracedSteps
+from tuner.simulator.fitting.traced_steps import TracedSteps
 
 PROBABILITIES = ("coverage", "first", "next")
 

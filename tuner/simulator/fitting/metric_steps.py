@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import TraceError
-from tuner.simulator.fitting.step_trace import TracedSteps, read_steps
-from tuner.simulator.server import OPTION_NAMES
+from tuner.simulator.fitting.traced_steps import TracedSteps, read_steps
+from tuner.simulator.simulated_server import OPTION_NAMES
 from tuner.trial.evaluate import STEPS_FILE
 
 NS_PER_S = 1e9

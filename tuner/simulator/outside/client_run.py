@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loadgen.errors import MeasurementError
-from tuner.simulator.engine import NS_PER_S, PlannedRequest, Simulated, SimulatedLoad
+from tuner.simulator.simulation import NS_PER_S, PlannedRequest, Simulated, SimulatedLoad
 
 Array = npt.NDArray[np.float64]
 

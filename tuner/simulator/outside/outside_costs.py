@@ -6,10 +6,10 @@ from typing import Any
 
 from tuner.simulator.fitting.client_cost import ClientCost
 from tuner.simulator.fitting.cost_file import Costs
-from tuner.simulator.fitting.step_cost import COLUMNS, FROM_CLIENTS, CostModel, StepErrors
+from tuner.simulator.fitting.linear_law import COLUMNS, FROM_CLIENTS, CostModel, StepErrors
 from tuner.simulator.outside.designed_loads import REPEATS, DesignedLoad
-from tuner.simulator.outside.fit import CLIENT, OutsideFit
-from tuner.simulator.server import SimulatedServer
+from tuner.simulator.outside.fit_costs import CLIENT, OutsideFit
+from tuner.simulator.simulated_server import SimulatedServer
 
 
 def outside_costs(fit: OutsideFit, loads: Sequence[DesignedLoad], server: Mapping[str, Any]) -> Costs:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from loadgen.generator.messages import FILE_SETTINGS, LENGTH_SETTINGS
+from loadgen.generator.worker_messages import FILE_SETTINGS, LENGTH_SETTINGS
 from loadgen.workloads.lengths import EMPIRICAL
 from tuner.config import ServerSection, TuneConfig
 from tuner.errors import StudyError

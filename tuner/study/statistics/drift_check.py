@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tuner.study.statistics.noise import NoiseFloor
+from tuner.study.statistics.noise_floor import NoiseFloor
 from tuner.trial.objective import Objective
 from tuner.trial.outcome import TrialResult
 

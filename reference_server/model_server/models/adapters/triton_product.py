@@ -119,6 +119,6 @@ def _record(factors: SiteFactors) -> list[int]:
 @functools.cache
 def kernels() -> Any:
     """The module of the kernels; only a machine with Triton can import it."""
-    from reference_server.model_server.models.adapters import triton_kernels
+    from reference_server.model_server.models.adapters import shrink_expand
 
-    return triton_kernels
+    return shrink_expand

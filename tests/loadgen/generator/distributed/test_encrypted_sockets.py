@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[4]
 SETUP = """
 import gevent
 from loadgen.generator.distributed.encrypted_sockets import EncryptedClient, EncryptedServer, message_of
-from loadgen.generator.messages import FROM_WORKER
+from loadgen.generator.worker_messages import FROM_WORKER
 from locust.rpc.protocol import Message
 
 server = EncryptedServer("127.0.0.1", 0, "ours")

@@ -4,7 +4,7 @@ import pytest
 
 from loadgen.generator.distributed.clocks import ClockOffset
 from loadgen.generator.distributed.worker_group import Stage, WorkerGroup
-from loadgen.generator.messages import PROTOCOL, Hello
+from loadgen.generator.worker_messages import PROTOCOL, Hello
 
 MASTER = Hello(PROTOCOL, "1.0", "2.47.0", "here", 1, "boot-1")
 END = {

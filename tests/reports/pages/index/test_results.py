@@ -11,7 +11,7 @@ from reports.gate.comparison import CompareOptions
 from reports.gate.saved_comparison import comparison_json
 from reports.gate.side_run import Pair, SideRun
 from reports.pages.index.page import build_index
-from reports.pages.index.results import saved_results
+from reports.pages.index.saved_results import saved_results
 from reports.renderers.write import write_page
 
 SUMMARY = {

@@ -11,7 +11,7 @@ from reference_server.router.scheduling.step_work import StepWork
 from reports.metrics.summary import metric_value, summarize
 from reports.saved_run import load_run
 from tuner.cli import main
-from tuner.simulator.fitting.step_cost import LinearLaw
+from tuner.simulator.fitting.linear_law import LinearLaw
 
 LAW = LinearLaw((9e6, 0.0, 6e4, 0.0, 0.0, 6e6, 2e5, 0.0, 0.0, 80.0))
 BY_HAND = {"format": 1, "coefficients_ns": {"prefill": 1e7, "tokens": 1e5, "decode": 5e6, "rows": 1e6}}

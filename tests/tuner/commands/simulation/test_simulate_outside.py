@@ -13,7 +13,7 @@ from tests.tuner.commands.test_plan import PLAN
 from tests.tuner.simulator.outside.synthetic_runs import COSTS, synthetic_runs
 from tuner.cli import main
 from tuner.simulator.outside.designed_loads import designed_loads
-from tuner.simulator.outside.fit import OutsideFit, fit_runs
+from tuner.simulator.outside.fit_costs import OutsideFit, fit_runs
 from tuner.simulator.outside.outside_costs import outside_costs
 from tuner.simulator.slot_replica import SlotRule
 

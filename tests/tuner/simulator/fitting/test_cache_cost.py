@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.tuner.simulator.fitting.test_step_cost import LAW, sweep
+from tests.tuner.simulator.fitting.test_linear_law import LAW, sweep
 from tuner.simulator.fitting.cache_cost import LEAST, fit_factor
 from tuner.simulator.fitting.cost_file import Costs, fit_costs, read_costs
-from tuner.simulator.fitting.step_cost import COLUMNS, LinearLaw
-from tuner.simulator.fitting.step_trace import TracedSteps
+from tuner.simulator.fitting.linear_law import COLUMNS, LinearLaw
+from tuner.simulator.fitting.traced_steps import TracedSteps
 
 KV = COLUMNS.index("kv")
 OPTIONS = {

@@ -8,10 +8,10 @@ import pytest
 
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import CostModelError
+from tuner.simulator.drafting import Drafting, SpeculatingLaw
 from tuner.simulator.fitting.draft_acceptance import DraftAcceptance, fit_acceptance
-from tuner.simulator.fitting.step_cost import CostModel, LinearLaw, fit
-from tuner.simulator.fitting.step_trace import TracedSteps, joined, read_steps
-from tuner.simulator.speculation import Drafting, SpeculatingLaw
+from tuner.simulator.fitting.linear_law import CostModel, LinearLaw, fit
+from tuner.simulator.fitting.traced_steps import TracedSteps, joined, read_steps
 
 NOT_ADAPTIVE = {"settings": {"speculate_adaptive": {"value": False}}}
 COLUMNS = ["kind", *StepWork._fields, "drafts_proposed", "drafts_accepted", "total_ns", "wall_ns"]

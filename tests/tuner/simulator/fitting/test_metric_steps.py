@@ -13,14 +13,14 @@ from reference_server.router.scheduling.scheduler import Prefill, SchedulerOptio
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.commands.simulation.simulate_run import write_run
 from tuner.errors import TraceError
-from tuner.simulator.engine import NS_PER_S, Simulation
 from tuner.simulator.fitting.cost_file import fit_costs
+from tuner.simulator.fitting.linear_law import FROM_METRICS, LinearLaw
 from tuner.simulator.fitting.metric_steps import metric_steps, steps_of
-from tuner.simulator.fitting.step_cost import FROM_METRICS, LinearLaw
-from tuner.simulator.fitting.step_trace import TracedSteps
+from tuner.simulator.fitting.traced_steps import TracedSteps
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import predict
-from tuner.simulator.server import SimulatedServer
+from tuner.simulator.simulated_server import SimulatedServer
+from tuner.simulator.simulation import NS_PER_S, Simulation
 
 LAW = LinearLaw((9e6, 0.0, 6e4, 2.0, 0.0, 6e6, 2e5, 0.0, 0.0, 80.0))
 LOAD = BenchConfig(mode="closed", concurrency=12, duration=30.0, input_tokens="uniform:512,1024", output_tokens="24")

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from reference_server.router.scheduling.step_work import StepWork
-from tuner.simulator.engine import BatchingRule, Simulation
-from tuner.simulator.fitting.step_cost import LinearLaw
+from tuner.simulator.fitting.linear_law import LinearLaw
 from tuner.simulator.outside.client_run import ClientRun
 from tuner.simulator.outside.designed_loads import DesignedLoad, designed_loads
-from tuner.simulator.outside.fit import CLIENT, law_of
+from tuner.simulator.outside.fit_costs import CLIENT, law_of
+from tuner.simulator.simulation import BatchingRule, Simulation
 
 COSTS = {
     "client": 1e6,

@@ -8,7 +8,7 @@ import pytest
 from reference_server.router.scheduling.scheduler import SchedulerOptions
 from tests.tuner.simulator.outside.synthetic_runs import COSTS, synthetic_runs
 from tuner.errors import CostModelError
-from tuner.simulator.outside.fit import Problem, fit_runs, slots_of, start_of
+from tuner.simulator.outside.fit_costs import Problem, fit_runs, slots_of, start_of
 from tuner.simulator.slot_replica import UNLIMITED_TOKENS, SlotRule
 
 MIXED = SlotRule(UNLIMITED_TOKENS)

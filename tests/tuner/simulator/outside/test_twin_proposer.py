@@ -14,15 +14,15 @@ from tuner.errors import CostModelError
 from tuner.proposers.proposal import Decline, Proposal
 from tuner.proposers.surrogate import SurrogateProposer
 from tuner.servers.select import server_of
-from tuner.simulator.engine import Simulation
 from tuner.simulator.fitting.cost_file import Costs
 from tuner.simulator.load import load_of
 from tuner.simulator.outside.designed_loads import designed_loads
-from tuner.simulator.outside.fit import OutsideFit, law_of
+from tuner.simulator.outside.fit_costs import OutsideFit, law_of
 from tuner.simulator.outside.outside_costs import outside_costs
 from tuner.simulator.outside.twin_costs import twin_costs
 from tuner.simulator.outside.twin_proposer import TwinProposer
 from tuner.simulator.simulated_metrics import metrics_of
+from tuner.simulator.simulation import Simulation
 from tuner.simulator.slot_replica import SlotRule
 from tuner.space.parameter import Parameter
 from tuner.space.search_space import SearchSpace

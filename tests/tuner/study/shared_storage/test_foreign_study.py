@@ -12,9 +12,9 @@ from tuner.config import TuneConfig
 from tuner.errors import StudyError
 from tuner.study.optuna_study import OptunaStudy
 from tuner.study.prepare_study import stored, stored_in
+from tuner.study.search_worker import SearchWorker
 from tuner.study.shared_storage.foreign_config import local_parts
 from tuner.study.shared_storage.foreign_result import why_outside
-from tuner.study.worker import SearchWorker
 from tuner.trial.outcome import TrialResult
 
 IDENTITY = {"space": "s", "ranges": "r", "load": "l", "build": "b", "device": "d"}

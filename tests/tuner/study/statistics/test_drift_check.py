@@ -1,5 +1,5 @@
 from tuner.study.statistics.drift_check import drift_of
-from tuner.study.statistics.noise import NoiseFloor, noise_floor
+from tuner.study.statistics.noise_floor import NoiseFloor, noise_floor
 from tuner.trial.objective import Objective
 from tuner.trial.outcome import TrialResult
 

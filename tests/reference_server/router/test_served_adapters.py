@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from reference_server.errors import ShardError
-from reference_server.router.adapters import AdapterRules
 from reference_server.router.app import TransportOptions
+from reference_server.router.served_adapters import AdapterRules
 from tests.support.servers.serving import Served, serve
 from tests.support.wire.scripted_shard import ScriptedShard
 

@@ -7,8 +7,8 @@ from typing import Any
 from loadgen.config.bench_config import BenchConfig
 from reference_server.router.scheduling.scheduler import SchedulerOptions, WireVersion
 from tuner.errors import NotSimulatedError
-from tuner.simulator.engine import BatchingRule
 from tuner.simulator.load import shares_prefixes
+from tuner.simulator.simulation import BatchingRule
 from tuner.simulator.slot_replica import UNLIMITED_TOKENS, SlotRule
 
 NOT_MODELLED = ("lora_adapters", "num_shard")

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 from loadgen.terminal.progress_line import LAUNCHING, Position
 from tuner.errors import CannotMeasureError
-from tuner.study.search import StudySearch
 from tuner.study.statistics.judgement import Confirmation, judge
 from tuner.study.study_folder import CONFIRM
+from tuner.study.study_search import StudySearch
 from tuner.trial.measure import Measurer, describe
 from tuner.trial.outcome import TrialResult, read_result
 

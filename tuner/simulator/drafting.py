@@ -15,7 +15,7 @@ from reference_server.model_server.speculation.proposed_draft import NO_PROPOSAL
 from reference_server.model_server.speculation.step_cost import StepCost
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.simulator.fitting.draft_acceptance import DraftAcceptance
-from tuner.simulator.fitting.step_cost import LinearLaw
+from tuner.simulator.fitting.linear_law import LinearLaw
 
 if TYPE_CHECKING:
     from reference_server.model_server.sequence import Sequence as ServerSequence

@@ -18,9 +18,9 @@ from tuner.space.configuration import key_of
 from tuner.space.search_space import SearchSpace
 from tuner.study.identity import RANGES
 from tuner.study.optuna_study import Lease, OptunaStudy
-from tuner.study.search import DECLINED, StudySearch, describe_settings, launches_since_gain
 from tuner.study.shared_storage.foreign_result import why_outside
 from tuner.study.study_folder import TRIALS
+from tuner.study.study_search import DECLINED, StudySearch, describe_settings, launches_since_gain
 from tuner.trial.evaluate import EVENTS_FILE, Events
 from tuner.trial.measure import describe
 from tuner.trial.outcome import REUSED, TrialResult, read_result

@@ -21,7 +21,7 @@ from scipy.optimize import nnls
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import CostModelError
 from tuner.simulator.fitting.draft_acceptance import DraftAcceptance, fit_acceptance
-from tuner.simulator.fitting.step_trace import TracedSteps, joined
+from tuner.simulator.fitting.traced_steps import TracedSteps, joined
 
 FORMAT = 1
 Array = npt.NDArray[np.float64]

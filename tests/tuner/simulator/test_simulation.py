@@ -8,7 +8,7 @@ import pytest
 
 from reference_server.router.scheduling.scheduler import SchedulerOptions
 from reference_server.router.scheduling.step_work import StepWork
-from tuner.simulator.engine import PlannedRequest, Simulated, SimulatedLoad, Simulation
+from tuner.simulator.simulation import PlannedRequest, Simulated, SimulatedLoad, Simulation
 
 MS = 1_000_000
 

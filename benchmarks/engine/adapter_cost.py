@@ -1,6 +1,6 @@
 """Measure the cost of LoRA adapters in decode steps: 0, 1 and 8 adapters in one batch.
 
-    python -m benchmarks.engine.adapters [--model preset:llama-125m] [--rows 32] [--adapters 0 1 8] [--rank 16]
+    python -m benchmarks.engine.adapter_cost [--model preset:llama-125m] [--rows 32] [--adapters 0 1 8] [--rank 16]
                                          [--rounds 9] [--steps 24] [--json FILE]
 
 One engine with one compute thread has random adapters over all linears of the decoder. A measurement prefills the

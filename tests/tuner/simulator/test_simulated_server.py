@@ -2,7 +2,7 @@
 
 import pytest
 
-from tuner.simulator.server import GIB, KvPool, SimulatedServer
+from tuner.simulator.simulated_server import GIB, KvPool, SimulatedServer
 
 MEMORY_GIB, BYTES_PER_TOKEN, PEAK_PER_TOKEN = 0.02, 1024, 4224
 WEIGHTS = {"none": 800_000, "eetq": 400_000}

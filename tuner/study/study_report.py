@@ -16,9 +16,9 @@ from reports.text import log_sentence
 from tuner.simulator.validate import LEDGER_FILE, read_ledger
 from tuner.space.parameter import Parameter
 from tuner.study.artefacts import read_verdict, verdict_of
-from tuner.study.search import DECLINED, StudySearch
 from tuner.study.statistics.judgement import Confirmation
 from tuner.study.study_folder import CONFIRM, DRIFT_CHECKS, TRIALS, StudyFolder
+from tuner.study.study_search import DECLINED, StudySearch
 from tuner.trial.objective import is_lower_better
 from tuner.trial.outcome import TrialResult
 

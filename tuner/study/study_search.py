@@ -21,7 +21,7 @@ from tuner.servers.tuned_server import TunedServer, why_rejected
 from tuner.space.configuration import key_of
 from tuner.space.search_space import SearchSpace
 from tuner.study.identity import check_comparable, identity_of, params_of
-from tuner.study.statistics.noise import NoiseFloor, noise_floor
+from tuner.study.statistics.noise_floor import NoiseFloor, noise_floor
 from tuner.study.study_folder import DRIFT_CHECKS, NOISE, TRIALS, StudyFolder
 from tuner.trial.evaluate import TrialSetup
 from tuner.trial.measure import Evaluate, Measurer, describe, misses

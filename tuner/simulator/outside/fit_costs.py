@@ -16,9 +16,9 @@ from scipy.optimize import least_squares
 from scipy.stats import t as student
 
 from tuner.errors import CostModelError
-from tuner.simulator.engine import Simulation
-from tuner.simulator.fitting.step_cost import COLUMNS, LinearLaw
+from tuner.simulator.fitting.linear_law import COLUMNS, LinearLaw
 from tuner.simulator.outside.client_run import ClientRun, residuals_of
+from tuner.simulator.simulation import Simulation
 from tuner.simulator.slot_replica import UNLIMITED_TOKENS, SlotRule
 
 Array = npt.NDArray[np.float64]

@@ -6,12 +6,12 @@ import pytest
 
 from reference_server.router.scheduling.scheduler import SchedulerOptions
 from tuner.errors import NotSimulatedError
-from tuner.simulator.engine import PlannedRequest, Simulated, SimulatedLoad, Simulation
+from tuner.simulator.drafting import Drafting, SpeculatingLaw, uniform
 from tuner.simulator.fitting.draft_acceptance import DraftAcceptance
-from tuner.simulator.fitting.step_cost import CostModel, LinearLaw
+from tuner.simulator.fitting.linear_law import CostModel, LinearLaw
 from tuner.simulator.predict import law_of
-from tuner.simulator.server import SimulatedServer
-from tuner.simulator.speculation import Drafting, SpeculatingLaw, uniform
+from tuner.simulator.simulated_server import SimulatedServer
+from tuner.simulator.simulation import PlannedRequest, Simulated, SimulatedLoad, Simulation
 
 MS = 1_000_000
 # Prefill 10 ms + 0.1 ms per token; decode 5 ms + 1 ms per row, + 2 ms with drafts + 0.5 ms per drafted token.

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from reports.metrics.requests.adapters import adapters_summary
+from reports.metrics.requests.per_adapter import adapters_summary
 
 
 def test_adapters_are_ordered_by_requests_and_then_by_name() -> None:
