@@ -6,7 +6,7 @@ Metrics of a request are in `per_request.py`, of token events in `pooled_metrics
 import math
 import re
 
-from reports.metrics.early_end import interval_factor, run_interval
+from reports.metrics.early_end import interval_factor
 from reports.metrics.measured import Measured
 from reports.metrics.requests.per_request import (
     LATENCY_NAME,
@@ -17,6 +17,7 @@ from reports.metrics.requests.per_request import (
 from reports.metrics.requests.pooled_metrics import POOLED, PooledMetric
 from reports.metrics.requests.request_series import RequestSeries
 from reports.metrics.run_metrics import PER_RUN, RunMetric
+from reports.metrics.titles import FRACTIONS
 from reports.stats.bootstrap import block_length, bootstrap_mean, bootstrap_percentiles
 from reports.stats.estimators import Interval
 
@@ -59,6 +60,12 @@ def metric_interval(measured: Measured, name: str) -> Interval:
         else _interval(measured, column, percentile)
     )
     return found.widened(interval_factor(measured)).scaled(1e3)
+
+
+def run_interval(metric: RunMetric, measured: Measured) -> Interval:
+    """The value of a metric of the whole run, with the interval that the end of the run permits."""
+    most = 1.0 if metric.name in FRACTIONS else math.inf
+    return metric.function(measured).widened(interval_factor(measured), most=most)
 
 
 def _interval(measured: Measured, column: str, percentile: float | None) -> Interval:

@@ -17,11 +17,11 @@ from reports.metrics.checks.abandoned import find_abandoned
 from reports.metrics.checks.client_facts import client_facts
 from reports.metrics.checks.overload import find_overload
 from reports.metrics.checks.validity import judge_run
-from reports.metrics.early_end import interval_factor, run_interval
+from reports.metrics.early_end import interval_factor
 from reports.metrics.finish_run import finish_run
 from reports.metrics.judged_objectives import judge_objective
 from reports.metrics.measured import Measured
-from reports.metrics.named_metrics import METRICS
+from reports.metrics.named_metrics import METRICS, run_interval
 from reports.metrics.requests.counted import GENERATOR_DELAYS, least_bound
 from reports.metrics.requests.per_adapter import adapters_summary
 from reports.metrics.requests.per_request import LATENCY_NAME, RequestMetric, meets_objective, request_metric_of

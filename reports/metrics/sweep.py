@@ -1,13 +1,14 @@
 """Load points of one server: the knee, and the highest load within the objectives."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from reports.metrics.checks.findings import Level, is_overloaded
+from reports.metrics.early_end import interval_factor
 from reports.metrics.requests.per_request import meets_objectives
 from reports.metrics.requests.request_series import run_dependence
 from reports.metrics.summary import Analysis, metric_value
@@ -55,12 +56,13 @@ class LoadPoint:
     def attainment(self) -> Interval | None:
         """Fraction of requests that meet every objective, over all runs of the point; None without objectives.
 
-        Bounds are NaN for too few requests.
+        Bounds are NaN for too few requests. If a run ended because its intervals were narrow, they are longer.
         """
         runs = [
             (met, run_dependence(each.measured, met)) for each in self.analyses if (met := _meets(each)) is not None
         ]
-        return pooled_fraction(runs).interval if runs else None
+        factor = max(interval_factor(each.measured) for each in self.analyses)
+        return pooled_fraction(runs).interval.widened(factor, most=1.0) if runs else None
 
     @property
     def evidence(self) -> tuple[RunEvidence, ...]:
@@ -92,7 +94,8 @@ def _evidence(load: float, analysis: Analysis, met: npt.NDArray[np.bool_]) -> Ru
     checks = {reason["check"]: reason["level"] for reason in verdict["reasons"]}
     is_short = any(checks.get(check) == Level.INVALID for check in SHORT_OF_REQUESTS)
     known = met[:0] if is_short else met
-    return RunEvidence.of(load, known, run_dependence(measured, met), measured.window.end_s, _is_overloaded(analysis))
+    found = RunEvidence.of(load, known, run_dependence(measured, met), measured.window.end_s, _is_overloaded(analysis))
+    return replace(found, effective=found.effective / interval_factor(measured) ** 2)
 
 
 def _is_overloaded(analysis: Analysis) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from reports.metrics.early_end import interval_factor
 from reports.metrics.measured import Measured
 from reports.metrics.requests.request_series import RequestSeries, run_fraction
 from reports.run_schema import Status
@@ -43,7 +44,7 @@ def structured_summary(measured: Measured) -> list[dict[str, Any]]:
             {
                 "kind": str(kind),
                 "requests": int(own.sum()),
-                "validity": _as_json(_validity(measured, own)),
+                "validity": _as_json(_validity(measured, own).widened(interval_factor(measured), most=1.0)),
                 "causes": {str(cause): int(count) for cause, count in causes.items() if cause != VALID},
                 **_latencies(measured, own),
                 **{name: _as_json(found) for name, found in ratios.items()},
@@ -83,7 +84,8 @@ def _latencies(measured: Measured, own: npt.NDArray[np.bool_]) -> dict[str, floa
 def _mean(measured: Measured, name: str, own: npt.NDArray[np.bool_]) -> Interval:
     """The mean of a latency over the requests `own`, [population], with the dependence of the run."""
     values = measured.population[name].to_numpy(dtype=np.float64)[own]
-    return QueueSeries.of(values[~np.isnan(values)], RequestSeries.of(measured).state).mean().interval
+    found = QueueSeries.of(values[~np.isnan(values)], RequestSeries.of(measured).state).mean()
+    return found.interval.widened(interval_factor(measured))
 
 
 def _ratio(value: Interval, base: Interval) -> Interval:

@@ -4,12 +4,14 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from reports.metrics.early_end import CONVERGED, CONVERGED_FACTOR
 from reports.metrics.measured import Measured
 from reports.metrics.named_metrics import metric_interval
-from reports.metrics.summary import summarize
+from reports.metrics.summary import Analysis, summarize
+from reports.metrics.sweep import LoadPoint
 from reports.run_store import RunResult
 from reports.stats.estimators import Interval
 from tests.support.samples.sample_run import SampleLoad, sample_run
@@ -41,6 +43,46 @@ def test_trust_C1_the_interval_of_a_named_metric_is_the_one_of_the_summary(conve
 
     shown = summarize(converged)["metrics"]["ttft_s"]["mean_interval"]
     assert (found.lo, found.hi) == (pytest.approx(1e3 * shown["lo"]), pytest.approx(1e3 * shown["hi"]))
+
+
+def test_trust_C1_pooled_attainment_is_longer_if_one_of_the_runs_converged(
+    planned: RunResult, converged: RunResult
+) -> None:
+    before, one, both = (
+        LoadPoint(4.0, tuple(Analysis.of(run) for run in runs))
+        for runs in ((planned, planned), (planned, converged), (converged, converged))
+    )
+
+    assert before.attainment is not None
+    assert before.attainment.lo < before.attainment.hi
+    expected = before.attainment.widened(CONVERGED_FACTOR, most=1.0)
+    assert (one.attainment, both.attainment) == (expected, expected)
+
+
+def test_trust_C6_a_converged_run_is_weaker_evidence_on_the_capacity(planned: RunResult, converged: RunResult) -> None:
+    before, after = (LoadPoint(4.0, (Analysis.of(run),)).evidence[0] for run in (planned, converged))
+
+    assert before.effective > 0
+    assert after.effective == pytest.approx(before.effective / CONVERGED_FACTOR**2)
+
+
+def test_trust_C1_the_intervals_of_structured_answers_are_longer_in_a_converged_run(planned: RunResult) -> None:
+    records = [
+        each
+        if number % 2
+        else dataclasses.replace(each, constraint="schema", validity="valid" if number % 6 else "cut")
+        for number, each in enumerate(planned.records)
+    ]
+    ended = dataclasses.replace(planned.manifest, stop_reason=CONVERGED)
+    before, after = (
+        summarize(dataclasses.replace(planned, records=records, manifest=manifest))["structured"][1]
+        for manifest in (planned.manifest, ended)
+    )
+
+    expected = Interval(**before["validity"]).widened(CONVERGED_FACTOR, most=1.0)
+    assert Interval(**after["validity"]) == expected
+    ratio, longer = before["tpot_s_ratio"], after["tpot_s_ratio"]
+    assert np.log(longer["hi"] / longer["lo"]) > 1.3 * np.log(ratio["hi"] / ratio["lo"]) > 0
 
 
 def intervals(summary: dict[str, Any]) -> Iterator[tuple[str, Interval]]:
