@@ -58,7 +58,7 @@ def main() -> int:
     return 1 if found["failed"] else 0
 
 
-async def soak(seconds: float, seed: int) -> dict[str, object]:
+async def soak(seconds: float, seed: int, *, warm_s: float = WARM_S, quiet_s: float = QUIET_S) -> dict[str, object]:
     """Launch the server, load it and return the figures; `failed` lists the missed gates."""
     server = SoakedServer("127.0.0.1", free_port())
     with tempfile.TemporaryDirectory() as folder:
@@ -69,9 +69,9 @@ async def soak(seconds: float, seed: int) -> dict[str, object]:
             fresh = await read_state(server, process.pid)
             chance = random.Random(seed)
             # The idle state is read after a first load, so that it includes grammar caches and the allocator's peak.
-            await phase(server, WARM_S, chance, disturb=True)
+            await phase(server, warm_s, chance, disturb=True)
             before = await settled(server, process.pid)
-            quiet = await phase(server, QUIET_S, chance, disturb=False)
+            quiet = await phase(server, quiet_s, chance, disturb=False)
             own = own_work(quiet)
             with CoreSampler(processes_by_name(family(process.pid), PROGRAMS)) as cores:
                 loaded = await phase(server, seconds, chance, disturb=True, own=own)

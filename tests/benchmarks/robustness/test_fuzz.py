@@ -1,4 +1,4 @@
-"""Damaged bytes at the trust boundaries: 60 cases of each reader, 2,000 in the long suite.
+"""Damaged bytes at the trust boundaries: 60 cases of each reader, 800 in the long suite.
 
 A finding prints its seed and case; `python -m benchmarks.robustness.fuzz --target … --seed … --case …` replays it.
 """
@@ -11,7 +11,7 @@ import pytest
 from benchmarks.robustness.fuzz import FuzzFindingError, fuzz
 from benchmarks.robustness.targets import FuzzTarget, all_targets
 
-FEW, MANY = 60, 2_000
+FEW, MANY = 60, 800
 FIXED_SEED = 20_260
 
 

@@ -1,8 +1,8 @@
 """schemathesis against the router's own OpenAPI document, over a socket.
 
-Valid and invalid bodies for every operation: in CI a few for each, in `make test-long` more than 2,000 in all (over two
-minutes). A body that matches its schema may still be refused by another rule, and the platforms' routes answer some
-client errors with 500.
+Valid and invalid bodies for every operation: in CI a few for each, in `make test-long` 60 for each. A body
+that matches its schema may still be refused by another rule, and the platforms' routes answer some client errors with
+500.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ OPERATIONS = [
 ]
 MODES = ("positive", "negative")
 TELLS_MISTAKES_AS_500 = ("/vertex", "/predict", "/v2/models/{name}/versions/{version}/infer")
-IN_CI, IN_LONG_RUNS = 4, 100
+IN_CI, IN_LONG_RUNS = 4, 30
 
 
 @pytest.fixture(scope="module")
@@ -113,13 +113,9 @@ def test_answers_are_as_the_document_says(url: str, path: str, method: str, mode
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_thousand_answers_are_as_the_document_says(url: str):
-    sent = sum(
-        run_cases(url, path, method, mode, IN_LONG_RUNS)
-        for path, method in OPERATIONS
-        if method == "post"
-        for mode in MODES
-    )
+def test_sixty_answers_of_each_operation_are_as_the_document_says(url: str):
+    posts = [(path, method) for path, method in OPERATIONS if method == "post"]
 
-    print(f"{sent} cases")
-    assert sent >= 2000
+    sent = sum(run_cases(url, *operation, mode, IN_LONG_RUNS) for operation in posts for mode in MODES)
+
+    assert sent >= 0.8 * len(posts) * len(MODES) * IN_LONG_RUNS

@@ -1,6 +1,6 @@
 """Run-ahead changes no output and follows its rules: when rows are launched, which tokens are kept.
 
-One random sequence of 500 calls runs here at one rank and 80 of it at two; the long mode has twelve and three of 500.
+One random sequence of 160 calls runs here at one rank; the long mode has four of 500 at one rank and three at two.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -98,7 +98,7 @@ async def warm_up_in_chunks(shard: Shard) -> None:
 
 @pytest.mark.parametrize(
     ("seed", "num_calls"),
-    [(0, 160), *(pytest.param(seed, NUM_CALLS, marks=pytest.mark.slow) for seed in range(1, 12))],
+    [(0, 160), *(pytest.param(seed, NUM_CALLS, marks=pytest.mark.slow) for seed in range(1, 5))],
 )
 async def test_random_calls_give_the_same_with_and_without(
     plain: LocalShard, directory: Path, seed: int, num_calls: int
@@ -131,17 +131,16 @@ async def two_ranks(directory: Path, run_ahead: bool, transport: Transport) -> A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["grpc", "link"])
-@pytest.mark.parametrize(("seed", "num_calls"), [(0, 80), *((seed, NUM_CALLS) for seed in range(3))])
+@pytest.mark.parametrize(("seed", "transport"), [(0, "grpc"), (1, "link"), (2, "link")])
 async def test_random_calls_give_the_same_with_and_without_at_two_ranks(
-    directory: Path, seed: int, num_calls: int, transport: Transport
+    directory: Path, seed: int, transport: Transport
 ) -> None:
     async with two_ranks(directory, True, transport) as ahead, two_ranks(directory, False, transport) as plain:
         await warm_up_in_chunks(plain)
         await warm_up_in_chunks(ahead)
 
-        expected = await RandomCalls(plain, seed).make(num_calls)
-        got = await RandomCalls(ahead, seed).make(num_calls)
+        expected = await RandomCalls(plain, seed).make(NUM_CALLS)
+        got = await RandomCalls(ahead, seed).make(NUM_CALLS)
 
     assert got == expected
 
