@@ -50,6 +50,7 @@ def test_servers_6_a_matrix_measures_every_load_at_every_value_and_resumes_what_
     for name in first:
         config = load_run(out / name).manifest.config
         assert name == f"output_tokens-{config['output_tokens']}/concurrency-{config['concurrency']}"
+    assert_front_has_the_points_that_no_other_exceeds(printed)
     page = (out / "report.html").read_text()
     assert "Speed of a user against throughput" in page
     assert "Throughput, a panel for each output_tokens" in page
@@ -65,11 +66,7 @@ def test_servers_6_a_matrix_measures_every_load_at_every_value_and_resumes_what_
     assert json.loads(capsys.readouterr().out)["reused"] == 3
 
 
-@pytest.mark.slow
-def test_servers_6_the_front_of_a_matrix_has_the_points_that_no_other_exceeds(url, tmp_path, capsys):
-    sweep(url, tmp_path / "m")
-
-    printed = json.loads(capsys.readouterr().out)
+def assert_front_has_the_points_that_no_other_exceeds(printed):
     for facet in printed["facets"]:
         speeds = {
             point["load"]: (point["metrics"]["output_tokens_per_s"], 1e3 / point["metrics"]["tpot_p50_ms"])
@@ -135,10 +132,11 @@ def test_a_setting_of_the_server_is_given_to_a_launch_for_each_value(tmp_path, c
 
     printed = json.loads(capsys.readouterr().out)
     assert [facet["value"] for facet in printed["facets"]] == ["0.02", "0.004"]
-    for value, gap_ms in (("0.02", 20), ("0.004", 4)):
-        [facet] = [each for each in printed["facets"] if each["value"] == value]
-        assert [point["metrics"]["tpot_p50_ms"] for point in facet["points"]] == pytest.approx([gap_ms] * 2, rel=0.3)
-        assert (out / f"server.gap-{value}" / "server.log").exists()
+    # A busy machine adds to a gap, and its default is 2 ms.
+    slow, fast = ([point["metrics"]["tpot_p50_ms"] for point in facet["points"]] for facet in printed["facets"])
+    assert min(slow) > 0.9 * 20
+    assert 0.9 * 4 < min(fast) < 0.7 * min(slow)
+    assert all((out / f"server.gap-{value}" / "server.log").exists() for value in ("0.02", "0.004"))
     page = (out / "report.html").read_text()
     assert "Best value at each load" in page
     assert "Best server.gap: 0.004 at 1–2 users" in page
