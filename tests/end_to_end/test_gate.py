@@ -1,10 +1,12 @@
 """The whole gate with processes: launches, loads, verdicts, and the files they leave.
 
-On a busy machine a run may be invalid: every test accepts `not_measured`.
+On a busy machine a run may be invalid: every test accepts `not_measured`. A comparison of three pairs there may also
+decide nothing, so one is repeated.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,7 +51,11 @@ def test_tuning_12_5_the_same_server_twice_is_never_a_regression(tmp_path: Path)
 
 @pytest.mark.slow
 def test_tuning_12_5_a_server_of_a_third_of_the_speed_is_a_regression(tmp_path: Path) -> None:
-    code, found = compare(tmp_path, 3.0, "--pairs", "3", "--junit", "gate.xml")
+    for _ in range(3):
+        shutil.rmtree(tmp_path / "gate", ignore_errors=True)
+        code, found = compare(tmp_path, 3.0, "--pairs", "3", "--junit", "gate.xml")
+        if found["verdict"] != "inconclusive":
+            break
 
     assert (code, found["verdict"]) in ((1, "regression"), (4, "not_measured"))
     assert (tmp_path / "gate.xml").exists()

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.busy_machine import skip_if_not_measured
+
 TUNE = Path(sys.executable).with_name("tgi-tune")
 QUICK_STUDY = Path(__file__).parents[2] / "docs" / "quick-study.toml"
 
 
 def tune(folder, *words):
     done = subprocess.run([TUNE, *words], cwd=folder, capture_output=True, text=True, check=False)
+    skip_if_not_measured(done.returncode, done.stderr)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -20,7 +23,7 @@ def tune(folder, *words):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_tuning_9_without_a_file_two_calls_make_one_study_and_the_second_launches_nothing(tmp_path):
-    words = ("run", "--trials", "6", "--quick", "--json", "--warmup", "1s", "--duration", "8s", "--simulator", "off")
+    words = ("run", "--trials", "4", "--quick", "--json", "--warmup", "1s", "--duration", "5s", "--simulator", "off")
 
     first = json.loads(tune(tmp_path, *words))
     [folder] = (tmp_path / "studies").iterdir()
@@ -29,7 +32,7 @@ def test_tuning_9_without_a_file_two_calls_make_one_study_and_the_second_launche
 
     assert second == first
     assert sorted(path.relative_to(folder) for path in folder.rglob("events.jsonl")) == launches
-    assert len(launches) >= 6 + 2 + 3
+    assert len(launches) >= 4 + 2 + 3
     assert (folder / "report.html").exists()
     # Also without the simulator as proposer, `simulate` and `plan` can follow.
     predicted = json.loads(tune(tmp_path, "simulate", "run", "--requests", "40", "--json", "--force"))
