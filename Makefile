@@ -43,7 +43,7 @@ test-again: $(STAMP)  ## run the tests that failed in the last run once more, on
 	$(BIN)/python -m pytest -q --last-failed --last-failed-no-failures none
 
 test-long: $(STAMP)  ## run the slow tests, which `make test` leaves out
-	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) -m 'slow and not gpu and not network'
+	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) --timeout 600 -m 'slow and not gpu and not network'
 
 test-gpu: $(STAMP)  ## run what needs a GPU; fails without one
 	$(BIN)/python -m pytest -q -m gpu tests/gpu
