@@ -27,8 +27,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from loadgen.selftest.client_check import FIRST_S, GAP_S, MAX_TOKENS, MIN_TOKENS, mean, measure_level, quantile
+from loadgen.selftest.client_check import FIRST_S, GAP_S, MAX_TOKENS, MIN_TOKENS, measure_level
 from loadgen.selftest.reference_timing_server import timing_server
+from loadgen.selftest.stream_times import mean, quantile
 from loadgen.target import machine
 from loadgen.target.control import ControlClient
 

@@ -28,7 +28,7 @@ from loadgen.generator.load_process import StartLoad
 from loadgen.progress import SilentProgress
 from loadgen.target.launched.launch import split_command
 from loadgen.target.machine import describe_machine, library_versions
-from loadgen.target.target import embedded_command
+from loadgen.target.open_target import embedded_command
 from reports.gate.side_run import Pair, SideRun
 from reports.run_store import write_json
 

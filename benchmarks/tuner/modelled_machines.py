@@ -16,7 +16,8 @@ import numpy as np
 
 from reference_server.router.scheduling.scheduler import SchedulerOptions
 from reference_server.router.scheduling.step_work import StepWork
-from tuner.simulator.fitting.linear_law import CostModel, fit, rescaled
+from tuner.simulator.fitting.cost_model import CostModel
+from tuner.simulator.fitting.fit_steps import fit, rescaled
 from tuner.simulator.fitting.traced_steps import TracedSteps
 from tuner.simulator.residual_model import KnobRange, PredictedCandidate
 from tuner.simulator.simulated_metrics import metrics_of

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.target.launched.launch import find_launcher
+from loadgen.target.launched.launched_target import LaunchedTarget
 from loadgen.target.machine import describe_machine
-from loadgen.target.target import LaunchedTarget
 from reports.text import markdown_table
 from tuner import cli
 from tuner.commands.simulation.simulate_outside import ACCURATE

@@ -41,7 +41,8 @@ from benchmarks.tuner.modelled_machines import (
 )
 from reference_server.router.scheduling.scheduler import SchedulerOptions
 from tuner.proposers.proposal import Decline
-from tuner.simulator.fitting.linear_law import CostModel, LinearLaw
+from tuner.simulator.fitting.cost_model import CostModel
+from tuner.simulator.fitting.linear_law import LinearLaw
 from tuner.simulator.predict import predict_many
 from tuner.simulator.residual_model import Observation, PredictedCandidate, ResidualModel
 from tuner.simulator.simulation import PlannedRequest, SimulatedLoad, Simulation

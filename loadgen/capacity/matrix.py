@@ -12,7 +12,7 @@ from typing import Any
 from loadgen.capacity.point_load import Point
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
-from loadgen.target.target import server_command
+from loadgen.target.open_target import server_command
 from reports.run_store import RunDirectoryError, load_manifest, read_json, write_json
 
 LOADS = ("concurrency", "rate")

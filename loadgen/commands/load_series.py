@@ -26,7 +26,8 @@ from loadgen.errors import UsageError
 from loadgen.progress import ProgressDisplay, add_verbosity_flags
 from loadgen.run_directory import make_run_directory, new_run_id
 from loadgen.runner import measure
-from loadgen.target.target import Target, open_target
+from loadgen.target.open_target import open_target
+from loadgen.target.target import Target
 from reports.document import Report, VerdictLine
 from reports.metrics.summary import Analysis, analyse_run
 from reports.metrics.sweep import Sweep

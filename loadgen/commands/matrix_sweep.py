@@ -19,7 +19,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
 from loadgen.program import COULD_NOT_MEASURE
 from loadgen.progress import progress_of
-from loadgen.target.target import open_target
+from loadgen.target.open_target import open_target
 from loadgen.terminal.progress_line import Position
 from reports.metrics.summary import Analysis, analyse_run
 from reports.metrics.sweep import LoadPoint, Sweep

@@ -26,7 +26,7 @@ from loadgen.progress import ProgressDisplay, add_verbosity_flags, progress_of
 from loadgen.run_directory import make_run_directory, new_run_id
 from loadgen.runner import InterruptedRun, measure
 from loadgen.target.launched.start_phase import waiting_line
-from loadgen.target.target import open_target, server_command
+from loadgen.target.open_target import open_target, server_command
 from loadgen.terminal.flags import Rare, section
 from reports.metrics.checks.findings import latencies_grow
 from reports.metrics.judged_objectives import ObjectiveDecision, is_decidable

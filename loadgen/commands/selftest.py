@@ -14,7 +14,7 @@ from loadgen.config.bench_settings import DEFAULT_WARMUP_S
 from loadgen.errors import UsageError
 from loadgen.program import COULD_NOT_MEASURE
 from loadgen.progress import add_verbosity_flags, progress_of
-from loadgen.selftest import certificate_table, client_check
+from loadgen.selftest import certificate_table, client_loads
 from loadgen.selftest.certificate import SHORT_RUNS, certify
 from loadgen.selftest.client_capacity import StoredCapacity, store_capacity
 from loadgen.selftest.trap_check import check_traps, run_own
@@ -89,7 +89,7 @@ def _check_statistics(args: argparse.Namespace) -> int:
 
 def _check_client(args: argparse.Namespace) -> int:
     is_growing = not (args.only or args.starved)
-    found = client_check.measure_loads(
+    found = client_loads.measure_loads(
         _streams(args), args.seconds, progress_of(args), is_growing=is_growing, is_starved=args.starved
     )
     rate = found.capacity
@@ -98,7 +98,7 @@ def _check_client(args: argparse.Namespace) -> int:
         values = {"capacity_events_per_s": rate, "conclusion": found.conclusion(), "levels": levels}
         print(json.dumps(values, indent=2))
     else:
-        print("\n".join((*(client_check.render(level) for level in found.levels), found.conclusion())))
+        print("\n".join((*(client_loads.render(level) for level in found.levels), found.conclusion())))
     if rate is None:
         print("this machine is too busy or too slow to measure from", file=sys.stderr)
         return COULD_NOT_MEASURE

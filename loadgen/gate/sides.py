@@ -19,8 +19,9 @@ from loadgen.redaction import redacted_argv
 from loadgen.target.access import Access
 from loadgen.target.launched.file_cache import FileCache
 from loadgen.target.launched.launch import find_launcher, split_command
+from loadgen.target.launched.launched_target import LaunchedTarget
 from loadgen.target.launched.revision import Revision, build, read_at
-from loadgen.target.target import LaunchedTarget, Target
+from loadgen.target.target import Target
 
 FORMS = (
     "a URL, a server's TOML file, git:REV (or git:REV:FILE of a TOML file in it), image:NAME, command:COMMAND, "

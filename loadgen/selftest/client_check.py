@@ -1,4 +1,4 @@
-"""Measures this machine's client against the reference timing server: timing errors and the highest accurate rate.
+"""Measures the errors of this machine's client against the reference timing server, under one load.
 
 The reference time of an event is when the server wrote it to the socket, on the clock that both processes share.
 Lateness of the server itself is therefore not an error of the client. Tokens are spread over time, or
@@ -8,9 +8,8 @@ those of all streams are sent at once, as by an engine after a step.
 import contextlib
 import itertools
 import json
-import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,27 +17,19 @@ from typing import Any
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import NO_SALT
 from loadgen.errors import MeasurementError
-from loadgen.progress import ProgressDisplay
 from loadgen.runner import measure
 from loadgen.selftest.reference_timing_server import timing_server
 from loadgen.selftest.starvation import Stops, starved_generator
+from loadgen.selftest.stream_times import TimingErrors, gaps_s, match_streams, mean, quantile
 from loadgen.target.control import ControlClient
 from loadgen.target.target import Target
 from reports.metrics.summary import summarize
-from reports.run_schema import RequestRecord, Status
+from reports.run_schema import RequestRecord
 from reports.run_store import RunResult
 
-STREAMS = (1, 16, 64, 256)
-# Loads grow by this factor until one is not accurate.
-GROWTH = 1.5
-HALVINGS = 2
-MAX_STREAMS = 2_000
 FIRST_S, GAP_S = 0.05, 0.02
 # Lengths differ; otherwise streams that start together would always end together.
 MIN_TOKENS, MAX_TOKENS = 32, 96
-# Accurate means within 1 ms plus 2 % of the reference time.
-TOLERANCE_S, TOLERANCE_FRACTION = 0.001, 0.02
-FRACTIONS = (0.5, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,85 +169,6 @@ def compare(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TimingErrors:
-    """The client's times against those of the reference server, in seconds."""
-
-    observed_s: Sequence[float]
-    reference_s: Sequence[float]
-
-    @property
-    def errors_s(self) -> list[float]:
-        """The error of each time; both sides have the same times in the same order."""
-        return [seen - true for seen, true in zip(self.observed_s, self.reference_s, strict=True)]
-
-    @property
-    def mean_error_ms(self) -> float:
-        return 1e3 * (mean(self.observed_s) - mean(self.reference_s))
-
-    def error_ms(self, fraction: float) -> float:
-        """The error of a quantile."""
-        return 1e3 * (quantile(self.observed_s, fraction) - quantile(self.reference_s, fraction))
-
-    @property
-    def is_accurate(self) -> bool:
-        """Whether the quantiles `FRACTIONS` are within the tolerance."""
-        return all(
-            abs(self.error_ms(fraction)) / 1e3
-            <= TOLERANCE_S + TOLERANCE_FRACTION * quantile(self.reference_s, fraction)
-            for fraction in FRACTIONS
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedStream:
-    """One stream as the client observed it and as the server wrote it; ns since the start of the run."""
-
-    record: RequestRecord
-    due_ns: int
-    observed_ns: list[int]
-    reference_ns: list[int]
-
-    def ttft_s(self, events_ns: Sequence[int]) -> float:
-        assert self.record.t_sent_ns is not None, "an ok stream was sent"
-        return (events_ns[0] - self.record.t_sent_ns) / 1e9
-
-    @property
-    def first_read_ns(self) -> int:
-        """When the first event was read."""
-        return self.observed_ns[0] if self.record.t_first_read_ns is None else self.record.t_first_read_ns
-
-    @property
-    def lost(self) -> int:
-        """Events and tokens that were written but not counted, or counted but not written."""
-        written = len(self.reference_ns)
-        return abs(written - (self.record.output_tokens or 0)) + abs(written - len(self.observed_ns))
-
-    def late_s(self, gap_s: float) -> Iterator[float]:
-        """The server's own lateness with each token, in seconds."""
-        for index, at_ns in enumerate(self.reference_ns):
-            yield (at_ns - self.due_ns) / 1e9 - index * gap_s
-
-
-def match_streams(result: RunResult, reference: Sequence[dict[str, Any]]) -> Iterator[ObservedStream]:
-    """The complete streams of the measurement, each with its reference times."""
-    written = {row["inputs"]: row for row in reference}
-    zero_ns = round(result.manifest.clock["monotonic_at_start_s"] * 1e9)
-    for record in result.records:
-        row = written.get(f"request {record.prompt_id.rsplit('-', 1)[1]}")
-        if record.phase != "measure" or record.status != Status.OK or row is None:
-            continue
-        assert record.t_first_ns is not None, "an ok stream has a first event"
-        observed_ns = list(itertools.accumulate(record.gap_ns, initial=record.t_first_ns))
-        yield ObservedStream(
-            record, row["due_ns"] - zero_ns, observed_ns, [at_ns - zero_ns for at_ns in row["written_ns"]]
-        )
-
-
-def gaps_s(events_ns: Sequence[int]) -> Iterator[float]:
-    return ((later - earlier) / 1e9 for earlier, later in itertools.pairwise(events_ns))
-
-
 def cpu_s_per_event(seconds: Sequence[dict[str, Any]]) -> float:
     """CPU time per event, without the first and last second if there are others."""
     inner = list(itertools.pairwise(seconds[:-1])) or list(
@@ -266,120 +178,6 @@ def cpu_s_per_event(seconds: Sequence[dict[str, Any]]) -> float:
     return float(cpu_s / max(1, inner[-1][1]["tokens_out"] - inner[0][0]["tokens_out"]))
 
 
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def quantile(values: Sequence[float], fraction: float) -> float:
-    """Linear interpolation between order statistics."""
-    ordered = sorted(values)
-    place = fraction * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
-
-
 def coalesced_share(records: Sequence[RequestRecord]) -> float:
     """Fraction of events that shared a read with another one."""
     return sum(record.coalesced_events for record in records) / max(1, sum(record.events for record in records))
-
-
-@dataclass(frozen=True, slots=True)
-class SelfTest:
-    """The measured loads, and why larger ones were not measured: None if the search ended by itself."""
-
-    levels: Sequence[ClientAccuracy]
-    failure: str | None = None
-
-    @property
-    def capacity(self) -> float | None:
-        """The highest event rate with accurate times, below the first load without; None if no load was accurate."""
-        best = self._largest_accurate()
-        return None if best is None else best.events_per_s
-
-    def conclusion(self) -> str:
-        """Up to which load the client is accurate, how accurate it is there, and what ended the search."""
-        best, wrong = self._largest_accurate(), self._smallest_inaccurate()
-        ends = [] if wrong is None else [f"{wrong.name} are not accurate ({_verdict(wrong)})"]
-        ends += [] if self.failure is None else [self.failure]
-        if best is None:
-            return f"no load was timed accurately: {'; '.join(ends) or 'none was measured'}"
-        error = f"TTFT error mean {best.ttft_error_mean_ms:+.2f} p99 {best.ttft_error_p99_ms:+.2f} ms"
-        starved = ", with half of the processor time" if best.is_starved else ""
-        starved += f" in turns of up to {best.longest_stop_ms:.0f} ms" if best.is_starved else ""
-        read = f"of read times {best.read_ttft_error_mean_ms:+.2f} and {best.read_ttft_error_p99_ms:+.2f}"
-        load = f"{best.events_per_s:.0f} events/s ({best.name})"
-        end = "; ".join(ends) or "no larger load was measured"
-        return f"accurate up to {load}{starved}: {error} ({read}); {end}"
-
-    def _largest_accurate(self) -> ClientAccuracy | None:
-        wrong = self._smallest_inaccurate()
-        fewer = [level for level in self.levels if wrong is None or level.streams < wrong.streams]
-        return max(fewer, key=lambda level: level.events_per_s, default=None)
-
-    def _smallest_inaccurate(self) -> ClientAccuracy | None:
-        wrong = [level for level in self.levels if not level.is_accurate]
-        return min(wrong, key=lambda level: level.streams, default=None)
-
-
-def _verdict(level: ClientAccuracy) -> str:
-    """`degraded: starved`; of a starved load with the longest stop."""
-    stopped = f", stopped for up to {level.longest_stop_ms:.0f} ms" if level.is_starved else ""
-    return f"{': '.join((level.verdict, *filter(None, [', '.join(level.reasons)])))}{stopped}"
-
-
-def measure_loads(
-    streams: Sequence[int],
-    seconds: float,
-    progress: ProgressDisplay,
-    *,
-    is_growing: bool = True,
-    is_starved: bool = False,
-) -> SelfTest:
-    """Measure the given loads with tokens spread over time and in bursts.
-
-    To find the capacity, then measure larger ones in bursts, then some between accurate and inaccurate. A load that
-    cannot be measured ends the search.
-    """
-    levels: list[ClientAccuracy] = []
-
-    def add(count: int, *, sends_bursts: bool = True) -> None:
-        try:
-            levels.append(measure_level(count, seconds, sends_bursts=sends_bursts, is_starved=is_starved))
-        except (MeasurementError, OSError) as error:
-            raise _NotMeasuredError(f"{count} streams could not be measured: {error}") from error
-        progress.show(render(levels[-1]))
-
-    try:
-        for count in streams:
-            add(count, sends_bursts=False)
-            add(count)
-        while is_growing and levels[-1].is_accurate and levels[-1].streams * GROWTH <= MAX_STREAMS:
-            add(round(levels[-1].streams * GROWTH))
-        for _ in range(HALVINGS if is_growing else 0):
-            low = max((level.streams for level in levels if level.is_accurate), default=0)
-            high = min((level.streams for level in levels if level.streams > low), default=low)
-            if not low or high - low < 2:
-                break
-            add(round(math.sqrt(low * high)))
-    except _NotMeasuredError as error:
-        return SelfTest(levels, str(error))
-    return SelfTest(levels)
-
-
-class _NotMeasuredError(Exception):
-    """A load that could not be measured."""
-
-
-def render(level: ClientAccuracy) -> str:
-    word = f"{'accurate' if level.is_accurate else 'INACCURATE'}, {_verdict(level)}"
-    ttft = f"TTFT error mean {level.ttft_error_mean_ms:+.2f} p99 {level.ttft_error_p99_ms:+.2f} ms"
-    worst = f"99 % of requests within {level.ttft_worst_error_ms:.2f}"
-    read = f"{worst}  (of read times {level.read_ttft_error_mean_ms:+.2f}, {level.read_ttft_error_p99_ms:+.2f})"
-    bounded = f"{level.bounded_gaps_share:.1%} of the gaps inside one read"
-    gap = f"gap error p50 {level.gap_error_p50_ms:+.2f} p99 {level.gap_error_p99_ms:+.2f} ms"
-    cost = f"{level.cpu_us_per_event:.0f} us of CPU per event"
-    streams = f"{level.streams:>5} streams {'in bursts' if level.sends_bursts else 'spread   '}"
-    rate = f"{level.events_per_s:>7.0f} events/s"
-    lost = f"{level.lost_events} events lost"
-    return "  ".join((streams, rate, f"{ttft} {read}", gap, bounded, lost, cost, word))

@@ -22,15 +22,12 @@ from reference_server.errors import (
     StepTimeoutError,
 )
 from reference_server.messages import (
-    Batch,
     CachedBatch,
-    ChooserParameters,
-    Request,
     StepResult,
-    StoppingParameters,
     Timings,
 )
 from reference_server.router.generation_stream import GenerationStream, events_of
+from reference_server.router.liveness import liveness_batch
 from reference_server.router.scheduling.queue import Entry
 from reference_server.router.scheduling.reply_check import check_reply
 from reference_server.router.scheduling.request import ValidGenerateRequest
@@ -54,8 +51,6 @@ logger = logging.getLogger(__name__)
 
 _PATH = re.compile(r"(?:\bunix:(?://)?|(?<![\w:/.]))/(?:[\w.@+~-]+/)*[\w.@+~-]+")
 
-LIVENESS_ID = 2**64 - 1
-"""Batch id and request id of the liveness probe."""
 
 HEALTH_TTL_NS = 1_000_000_000
 """For this time the last step or probe answers health checks."""
@@ -432,18 +427,3 @@ def generation_error(error: ShardError) -> GenerationError:
     if isinstance(error, ShardConnectionError):
         return GenerationError(f"Could not connect to Text Generation server: {text}")
     return GenerationError(f"Server error: {text}")
-
-
-def liveness_batch() -> Batch:
-    """One token of one request, in block 0, which no other request uses."""
-    request = Request(
-        id=LIVENESS_ID,
-        chunks=("liveness",),
-        truncate=1,
-        parameters=ChooserParameters(),
-        stopping=StoppingParameters(max_new_tokens=1),
-        blocks=(0,),
-        num_slots=1,
-        add_special_tokens=False,
-    )
-    return Batch(id=LIVENESS_ID, requests=(request,), max_tokens=2, max_blocks=1)

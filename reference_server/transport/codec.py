@@ -1,24 +1,19 @@
 """`reference_server.messages` to protobuf and back, for either schema.
 
 One codec serves both: fields that a schema lacks are not written and read as defaults. Under v2 a prompt is one string
-and the shard places K/V. Replies are on the hot path of every step and are written field by field.
+and the shard places K/V.
 """
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain, cycle, islice
-from typing import TypeVar
 
 from reference_server.adapter_source import AdapterSource
-from reference_server.errors import ShardError
 from reference_server.messages import (
     Batch,
     CachedBatch,
     ChooserParameters,
     DraftCounts,
-    FinishReason,
-    GeneratedText,
-    Generation,
     GrammarType,
     Image,
     InputChunk,
@@ -27,21 +22,16 @@ from reference_server.messages import (
     StepResult,
     StoppingParameters,
     Timings,
-    Tokens,
     WarmupReply,
     WarmupRequest,
 )
+from reference_server.transport.generation_codec import decode_generation, encode_generation, member, optional
 from reference_server.transport.wire_schema import Message, WireSchema
-
-T = TypeVar("T")
 
 NO_DRAFTS = DraftCounts()
 
-# Both in the order of the wire's numbers.
-FINISH_REASONS = dict(enumerate((FinishReason.LENGTH, FinishReason.EOS_TOKEN, FinishReason.STOP_SEQUENCE)))
 GRAMMAR_TYPES = dict(enumerate((GrammarType.NONE, GrammarType.JSON, GrammarType.REGEX)))
 
-_FINISH_NUMBERS = {reason: number for number, reason in FINISH_REASONS.items()}
 _GRAMMAR_NUMBERS = {grammar: number for number, grammar in GRAMMAR_TYPES.items()}
 
 
@@ -123,7 +113,7 @@ class WireCodec:
         )
 
     def decode_adapter(self, message: Message) -> AdapterSource:
-        return AdapterSource(message.adapter_id, message.location, _optional(message, "revision"))
+        return AdapterSource(message.adapter_id, message.location, optional(message, "revision"))
 
     def encode_warmup_request(self, request: WarmupRequest, block_size: int) -> Message:
         return self._make(
@@ -159,12 +149,12 @@ class WireCodec:
     def decode_warmup_reply(self, message: Message, request: WarmupRequest) -> WarmupReply:
         """Read a reply. Under v2 it lacks the limits in force, which are those of `request`."""
         return WarmupReply(
-            max_supported_total_tokens=_optional(message, "max_supported_total_tokens"),
+            max_supported_total_tokens=optional(message, "max_supported_total_tokens"),
             max_input_tokens=getattr(message, "max_input_tokens", request.max_input_tokens or 0),
             max_total_tokens=getattr(message, "max_total_tokens", request.max_total_tokens or 0),
-            weight_bytes=_optional(message, "weight_bytes"),
-            prefill_peak_bytes=_optional(message, "prefill_peak_bytes"),
-            graph_bytes=_optional(message, "graph_bytes"),
+            weight_bytes=optional(message, "weight_bytes"),
+            prefill_peak_bytes=optional(message, "prefill_peak_bytes"),
+            graph_bytes=optional(message, "graph_bytes"),
             backends=dict(message.backends),
         )
 
@@ -224,13 +214,13 @@ class WireCodec:
             message.undrafted.extend(result.drafts.undrafted)
         add = message.generations.add
         for generation in result.generations:
-            _encode_generation(generation, add())
+            encode_generation(generation, add())
         return message
 
     def decode_step(self, message: Message) -> StepResult:
         has_concat = type(message) in self._with_concat and message.HasField("concat_ns")
         return StepResult(
-            generations=tuple([_decode_generation(generation) for generation in message.generations]),
+            generations=tuple([decode_generation(generation) for generation in message.generations]),
             batch=self.decode_cached(message.batch) if message.HasField("batch") else None,
             timings=Timings(
                 forward_ns=message.forward_ns,
@@ -290,7 +280,7 @@ class WireCodec:
             "stopping": _decode_stopping(message.stopping_parameters),
             "prefill_logprobs": message.prefill_logprobs,
             "top_n_tokens": message.top_n_tokens,
-            "traceparent": _optional(message, "traceparent"),
+            "traceparent": optional(message, "traceparent"),
         }
         if "input_chunks" in self._fields["Request"]:
             chunks = tuple(_decode_chunk(chunk) for chunk in message.input_chunks.chunks)
@@ -299,8 +289,8 @@ class WireCodec:
                 "blocks": tuple(message.blocks),
                 "num_slots": len(message.slots),
                 "cache_len": message.cache_len,
-                "chunk_len": _optional(message, "chunk_len"),
-                "adapter_id": _optional(message, "adapter_id"),
+                "chunk_len": optional(message, "chunk_len"),
+                "adapter_id": optional(message, "adapter_id"),
                 "add_special_tokens": message.add_special_tokens,
             }
         return Request(**values)
@@ -347,16 +337,6 @@ def _decode_drafts(message: Message) -> DraftCounts:
     return DraftCounts(tuple(message.drafts_proposed), tuple(message.drafts_accepted), tuple(message.undrafted))
 
 
-def _optional(message: Message, field: str) -> Message:
-    return getattr(message, field) if message.HasField(field) else None
-
-
-def _member(members: Mapping[int, T], number: int, enum: str) -> T:
-    if number not in members:
-        raise ShardError(f"the peer sent the unknown {enum} {number}")
-    return members[number]
-
-
 def _decode_chunk(message: Message) -> InputChunk:
     if message.WhichOneof("chunk") == "image":
         return Image(message.image.data, message.image.mimetype)
@@ -376,7 +356,7 @@ def _decode_parameters(message: Message) -> ChooserParameters:
         presence_penalty=message.presence_penalty,
         watermark=message.watermark,
         grammar=message.grammar,
-        grammar_type=_member(GRAMMAR_TYPES, message.grammar_type, "grammar type"),
+        grammar_type=member(GRAMMAR_TYPES, message.grammar_type, "grammar type"),
         grammar_prefix_chars=message.grammar_prefix_chars,
     )
 
@@ -387,59 +367,4 @@ def _decode_stopping(message: Message) -> StoppingParameters:
         stop_sequences=tuple(message.stop_sequences),
         ignore_eos_token=message.ignore_eos_token,
         min_new_tokens=message.min_new_tokens,
-    )
-
-
-def _encode_generation(generation: Generation, message: Message) -> None:
-    message.request_id = generation.request_id
-    _encode_tokens(generation.tokens, message.tokens)
-    if generation.prefill_tokens is not None:
-        message.prefill_tokens.SetInParent()
-        _encode_tokens(generation.prefill_tokens, message.prefill_tokens)
-    for tokens in generation.top_tokens:
-        _encode_tokens(tokens, message.top_tokens.add())
-    if generation.generated_text is not None:
-        _encode_generated_text(generation.generated_text, message.generated_text)
-
-
-def _decode_generation(message: Message) -> Generation:
-    top_tokens = message.top_tokens
-    return Generation(
-        message.request_id,
-        _decode_tokens(message.tokens),
-        _decode_tokens(message.prefill_tokens) if message.HasField("prefill_tokens") else None,
-        _decode_generated_text(message.generated_text) if message.HasField("generated_text") else None,
-        tuple([_decode_tokens(tokens) for tokens in top_tokens]) if top_tokens else (),
-    )
-
-
-def _encode_tokens(tokens: Tokens, message: Message) -> None:
-    message.ids.extend(tokens.ids)
-    message.logprobs.extend(tokens.logprobs)
-    message.texts.extend(tokens.texts)
-    message.is_special.extend(tokens.is_special)
-
-
-def _decode_tokens(message: Message) -> Tokens:
-    # A slice of a repeated field is one call; `tuple` of the field itself is one for each item.
-    return Tokens(
-        tuple(message.ids[:]), tuple(message.logprobs[:]), tuple(message.texts[:]), tuple(message.is_special[:])
-    )
-
-
-def _encode_generated_text(generated: GeneratedText, message: Message) -> None:
-    message.text = generated.text
-    message.generated_tokens = generated.generated_tokens
-    message.finish_reason = _FINISH_NUMBERS[generated.finish_reason]
-    if generated.seed is not None:
-        message.seed = generated.seed
-    message.SetInParent()
-
-
-def _decode_generated_text(message: Message) -> GeneratedText:
-    return GeneratedText(
-        text=message.text,
-        generated_tokens=message.generated_tokens,
-        finish_reason=_member(FINISH_REASONS, message.finish_reason, "finish reason"),
-        seed=_optional(message, "seed"),
     )

@@ -14,7 +14,8 @@ from grpc_reflection.v1alpha import reflection
 from reference_server.configuration.config import Transport
 from reference_server.errors import GenerationError, ShardConnectionError, ShardError
 from reference_server.messages import Batch, CachedBatch, StepResult, WarmupReply, WarmupRequest
-from reference_server.router.batching import LIVENESS_ID, Batcher
+from reference_server.router.batching import Batcher
+from reference_server.router.liveness import LIVENESS_ID
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
 from reference_server.router.validation.token_limits import ConfiguredLimits, warmup_request
 from reference_server.transport.client import connect

@@ -14,7 +14,8 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import MeasurementError, TargetError, UsageError
 from loadgen.run_directory import new_run_id
 from loadgen.runner import measure
-from loadgen.target.target import LaunchedTarget, Target
+from loadgen.target.launched.launched_target import LaunchedTarget
+from loadgen.target.target import Target
 from reports.metrics.summary import Analysis, metric_value
 from reports.pages.sections.tables import summary_table
 from reports.saved_run import load_run

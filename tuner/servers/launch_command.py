@@ -4,7 +4,7 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from loadgen.target.target import LaunchedTarget
+from loadgen.target.launched.launched_target import LaunchedTarget
 
 CIDFILE = "container.id"
 

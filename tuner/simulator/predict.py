@@ -9,7 +9,7 @@ from typing import Any
 from tuner.errors import NotSimulatedError
 from tuner.simulator.drafting import SpeculatingLaw
 from tuner.simulator.fitting.cost_file import Costs
-from tuner.simulator.fitting.linear_law import CostModel
+from tuner.simulator.fitting.cost_model import CostModel
 from tuner.simulator.simulated_metrics import metrics_of
 from tuner.simulator.simulated_server import KvPool, SimulatedServer
 from tuner.simulator.simulation import Simulated, SimulatedLoad, Simulation

@@ -36,6 +36,7 @@ from loadgen.config.distribution import JOIN_KEY_VARIABLE, Address, Distribution
 from loadgen.errors import MeasurementError
 from loadgen.generator.distributed.clocks import ClockOffset, Ping, estimate
 from loadgen.generator.distributed.encrypted_sockets import EncryptedServer
+from loadgen.generator.distributed.locust_master import GroupRunner, PartitionDispatcher
 from loadgen.generator.distributed.web_ui import WebPage
 from loadgen.generator.distributed.worker_group import Member, Stage, WorkerGroup
 from loadgen.generator.users import ClosedLoopUser, OpenLoopUser
@@ -60,8 +61,6 @@ PONG_S = 5.0
 START_DELAY_S = 0.25
 EXIT_S = 5.0
 
-logger = logging.getLogger(__name__)
-
 
 def main() -> int:
     message = json.load(sys.stdin)
@@ -76,36 +75,6 @@ def main() -> int:
         print_message(type="failed", text=str(error))
         return 1
     return 0
-
-
-class GroupRunner(locust.runners.MasterRunner):  # type: ignore[misc]
-    """locust's master. Once `is_closed`, late workers get no users: partitions are fixed before the load begins."""
-
-    is_closed = False
-
-    def handle_message(self, client_id: str, msg: Any) -> None:
-        if self.is_closed and msg.type == "client_ready" and client_id not in self.clients:
-            # Acknowledged, so that it sends a hello and is refused with a reason.
-            self.send_message("ack", client_id=client_id, data={"index": -1})
-            return
-        try:
-            super().handle_message(client_id, msg)
-        except Exception:
-            # Otherwise locust's listener ends, and the run with it.
-            logger.exception("dropped a malformed message of type %s", msg.type)
-
-
-class PartitionDispatcher(locust.dispatch.UsersDispatcher):  # type: ignore[misc]
-    """locust's dispatcher, assigning users in partition order, so that each worker gets `Partition.share_of` them."""
-
-    _worker_nodes: list[Any]
-
-    def __init__(self, group: WorkerGroup, worker_nodes: list[Any], user_classes: list[Any]) -> None:
-        self._index_of = {member.client_id: member.index for member in group.members}
-        super().__init__(worker_nodes, user_classes)
-
-    def _sort_workers(self) -> None:
-        self._worker_nodes = sorted(self._worker_nodes, key=lambda node: self._index_of.get(node.id, 0))
 
 
 class Master:

@@ -2,7 +2,7 @@
 
 from benchmarks.tuner.two_replicas import load_settings, predicted
 from tuner.simulator.fitting.cost_file import Costs
-from tuner.simulator.fitting.linear_law import CostModel
+from tuner.simulator.fitting.cost_model import CostModel
 from tuner.simulator.simulated_server import SimulatedServer
 
 # Room for 40 of the 64 prefixes of 512 tokens.

@@ -3,7 +3,7 @@ import pytest
 from loadgen.errors import TargetError
 from loadgen.generator import load_process
 from loadgen.progress import SilentProgress
-from loadgen.selftest import client_check
+from loadgen.selftest import client_check, client_loads
 from loadgen.selftest.client_capacity import StoredCapacity, store_capacity, stored_capacity
 from reports.metrics.summary import summarize
 from reports.run_schema import RequestRecord
@@ -124,9 +124,9 @@ def test_the_capacity_is_searched_between_the_last_accurate_and_the_first_inaccu
     def level(streams, _seconds, *, sends_bursts, is_starved):
         return level_of(streams, sends_bursts=sends_bursts, is_accurate=streams < 140)
 
-    monkeypatch.setattr(client_check, "measure_level", level)
+    monkeypatch.setattr(client_loads, "measure_level", level)
 
-    found = client_check.measure_loads((16, 64, 256), 1.0, SilentProgress())
+    found = client_loads.measure_loads((16, 64, 256), 1.0, SilentProgress())
 
     assert [each.streams for each in found.levels if each.sends_bursts] == [16, 64, 256, 128, 181]
     assert [each.streams for each in found.levels if not each.sends_bursts] == [16, 64, 256]
@@ -141,9 +141,9 @@ def test_trust_3a_a_load_that_cannot_be_measured_ends_the_search_with_a_conclusi
             raise TargetError("/times: timed out")
         return level_of(streams, sends_bursts=sends_bursts)
 
-    monkeypatch.setattr(client_check, "measure_level", level)
+    monkeypatch.setattr(client_loads, "measure_level", level)
 
-    found = client_check.measure_loads((64,), 1.0, SilentProgress())
+    found = client_loads.measure_loads((64,), 1.0, SilentProgress())
 
     assert found.capacity == 3_200.0
     assert found.conclusion().endswith("96 streams could not be measured: /times: timed out")
@@ -152,7 +152,7 @@ def test_trust_3a_a_load_that_cannot_be_measured_ends_the_search_with_a_conclusi
 def test_trust_3a_the_conclusion_names_no_load_above_an_inaccurate_one():
     starved = {"is_starved": True, "verdict": "degraded", "reasons": ("starved",), "longest_stop_ms": 38.0}
 
-    found = client_check.SelfTest([level_of(n, is_accurate=n != 64, **starved) for n in (16, 64, 256)])
+    found = client_loads.SelfTest([level_of(n, is_accurate=n != 64, **starved) for n in (16, 64, 256)])
 
     assert found.capacity == 800.0
     assert found.conclusion().startswith("accurate up to 800 events/s (16 streams), with half of the processor time")
@@ -205,5 +205,5 @@ def test_gaps_inside_one_read_are_reported():
     )
 
     assert level.bounded_gaps_share == pytest.approx(1 / 3)
-    assert "33.3% of the gaps inside one read" in client_check.render(level)
+    assert "33.3% of the gaps inside one read" in client_loads.render(level)
     assert level.ttft_worst_error_ms == pytest.approx(0.0)

@@ -9,7 +9,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import TargetError, UsageError
 from loadgen.runner import measure
 from loadgen.target.access import Access
-from loadgen.target.target import open_target
+from loadgen.target.open_target import open_target
 from tests.support.measured_requests import measured
 from tests.support.servers.certificate import self_signed
 from tests.support.servers.stream_server import ServerState, stream_server

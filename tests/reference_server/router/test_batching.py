@@ -16,8 +16,9 @@ from reference_server.errors import (
 )
 from reference_server.messages import DraftCounts, FinishReason, GeneratedText, ModelInfo, Tokens
 from reference_server.router import batching
-from reference_server.router.batching import LIVENESS_ID, Batcher, generation_error
+from reference_server.router.batching import Batcher, generation_error
 from reference_server.router.generation_stream import Finished, GeneratedToken, PrefillDone, TokenArrived
+from reference_server.router.liveness import LIVENESS_ID
 from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
 from reference_server.router.telemetry.observer import NullObserver
 from reference_server.transport.shard import ShardGroup

@@ -10,7 +10,9 @@ from loadgen.config.bench_config import BenchConfig
 from reference_server.router.scheduling.scheduler import SchedulerOptions
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import NotSimulatedError
-from tuner.simulator.fitting.linear_law import COLUMNS, CostModel, LinearLaw, fit, rescaled
+from tuner.simulator.fitting.cost_model import CostModel
+from tuner.simulator.fitting.fit_steps import fit, rescaled
+from tuner.simulator.fitting.linear_law import COLUMNS, LinearLaw
 from tuner.simulator.fitting.traced_steps import read_steps
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import predict

@@ -7,8 +7,9 @@ import pytest
 from reference_server.router.scheduling.scheduler import SchedulerOptions
 from tuner.errors import NotSimulatedError
 from tuner.simulator.drafting import Drafting, SpeculatingLaw, uniform
+from tuner.simulator.fitting.cost_model import CostModel
 from tuner.simulator.fitting.draft_acceptance import DraftAcceptance
-from tuner.simulator.fitting.linear_law import CostModel, LinearLaw
+from tuner.simulator.fitting.linear_law import LinearLaw
 from tuner.simulator.predict import law_of
 from tuner.simulator.simulated_server import SimulatedServer
 from tuner.simulator.simulation import PlannedRequest, Simulated, SimulatedLoad, Simulation

@@ -12,8 +12,9 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import OF_ACCESS
 from loadgen.errors import UsageError
 from loadgen.interrupts import noted
+from loadgen.target.open_target import open_target
 from loadgen.target.server_kind import OWN
-from loadgen.target.target import TargetFacts, open_target
+from loadgen.target.target import TargetFacts
 from tuner.commands.simulation.simulate_inputs import TOO_POOR, render_table
 from tuner.errors import NotSimulatedError
 from tuner.simulator.fitting.cost_file import COST_FILE, Costs, read_costs

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tuner.simulator.fitting.linear_law import CostModel, predicted_ns
+from tuner.simulator.fitting.cost_model import CostModel
+from tuner.simulator.fitting.fit_steps import predicted_ns
 from tuner.simulator.fitting.traced_steps import TracedSteps
 
 KEYS = ("cached", "kv")

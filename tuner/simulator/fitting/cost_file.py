@@ -13,7 +13,8 @@ from typing import Any
 from tuner.errors import CostModelError, NotSimulatedError
 from tuner.simulator.fitting.cache_cost import fit_factor, with_keys_scaled
 from tuner.simulator.fitting.client_cost import NO_COST, ClientCost
-from tuner.simulator.fitting.linear_law import FORMAT, CostModel, fit, rescaled
+from tuner.simulator.fitting.cost_model import FORMAT, CostModel
+from tuner.simulator.fitting.fit_steps import fit, rescaled
 from tuner.simulator.fitting.traced_steps import TracedSteps, joined, without_first_of_shape
 from tuner.simulator.simulated_server import KvPool, SimulatedServer, has_float8_cache, scheme_of
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from tuner.simulator.fitting.client_cost import ClientCost
 from tuner.simulator.fitting.cost_file import Costs
-from tuner.simulator.fitting.linear_law import COLUMNS, FROM_CLIENTS, CostModel, StepErrors
+from tuner.simulator.fitting.cost_model import FROM_CLIENTS, CostModel, StepErrors
+from tuner.simulator.fitting.linear_law import COLUMNS
 from tuner.simulator.outside.designed_loads import REPEATS, DesignedLoad
 from tuner.simulator.outside.fit_costs import CLIENT, OutsideFit
 from tuner.simulator.simulated_server import SimulatedServer

@@ -12,7 +12,7 @@ from loadgen.errors import UsageError
 from loadgen.gate.sides import RunningServer
 from loadgen.runner import measure
 from loadgen.target.launched.file_cache import FileCache, cached_bytes, weight_files
-from loadgen.target.target import open_target
+from loadgen.target.open_target import open_target
 from reports.gate.saved_comparison import COMPARISON_FILE
 from reports.metrics.summary import Analysis, metric_value
 from reports.pages.run_page import build_run_report

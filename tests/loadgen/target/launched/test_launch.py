@@ -11,7 +11,7 @@ import pytest
 from loadgen.errors import StartError, UsageError
 from loadgen.target import target
 from loadgen.target.launched.launch import LaunchedProcess, port_in, reserve_ports, split_command
-from loadgen.target.target import LaunchedTarget
+from loadgen.target.launched.launched_target import LaunchedTarget
 from tests.support.servers.stream_server import stream_server
 
 SERVE = [sys.executable, "-m", "tests.support.servers.serve_stream"]

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.target.target import LaunchedTarget, Target
+from loadgen.target.launched.launched_target import LaunchedTarget
+from loadgen.target.target import Target
 from reference_server.model_files import locate_local
 from tests.support.models.checkpoints.gguf_file import write_gguf
 

@@ -9,8 +9,10 @@ import pytest
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import CostModelError
 from tuner.simulator.drafting import Drafting, SpeculatingLaw
+from tuner.simulator.fitting.cost_model import CostModel
 from tuner.simulator.fitting.draft_acceptance import DraftAcceptance, fit_acceptance
-from tuner.simulator.fitting.linear_law import CostModel, LinearLaw, fit
+from tuner.simulator.fitting.fit_steps import fit
+from tuner.simulator.fitting.linear_law import LinearLaw
 from tuner.simulator.fitting.traced_steps import TracedSteps, joined, read_steps
 
 NOT_ADAPTIVE = {"settings": {"speculate_adaptive": {"value": False}}}

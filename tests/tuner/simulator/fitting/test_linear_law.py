@@ -9,7 +9,9 @@ import pytest
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import CostModelError, TraceError
 from tuner.simulator.fitting.cost_file import Costs, read_costs
-from tuner.simulator.fitting.linear_law import CostModel, LinearLaw, fit, rescaled
+from tuner.simulator.fitting.cost_model import CostModel
+from tuner.simulator.fitting.fit_steps import fit, rescaled
+from tuner.simulator.fitting.linear_law import LinearLaw
 from tuner.simulator.fitting.traced_steps import TracedSteps, read_steps, without_first_of_shape
 
 LAW = LinearLaw((9e6, 1e5, 6e4, 2.0, 0.0, 6e6, 2e5, 0.0, 0.0, 80.0))

@@ -14,7 +14,8 @@ from reference_server.router.scheduling.step_work import StepWork
 from tuner.commands.simulation.simulate_run import write_run
 from tuner.errors import TraceError
 from tuner.simulator.fitting.cost_file import fit_costs
-from tuner.simulator.fitting.linear_law import FROM_METRICS, LinearLaw
+from tuner.simulator.fitting.cost_model import FROM_METRICS
+from tuner.simulator.fitting.linear_law import LinearLaw
 from tuner.simulator.fitting.metric_steps import metric_steps, steps_of
 from tuner.simulator.fitting.traced_steps import TracedSteps
 from tuner.simulator.load import load_of

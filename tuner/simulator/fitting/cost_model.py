@@ -1,0 +1,110 @@
+"""A fitted step law as it is stored: coefficients, intervals, errors and source."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tuner.errors import CostModelError
+from tuner.simulator.fitting.draft_acceptance import DraftAcceptance
+from tuner.simulator.fitting.linear_law import ADAPTERS, COLUMNS, DECODE, DRAFTS, PREFILL, LinearLaw
+
+FORMAT = 1
+# The source of a model.
+BY_HAND, FROM_STEPS, FROM_METRICS, FROM_CLIENTS = "by hand", "step trace", "from_metrics", "client timings"
+
+
+@dataclass(frozen=True, slots=True)
+class StepErrors:
+    """Median and 90th percentile of relative errors: of held-out steps, by phase.
+
+    For a model from client timings: of held-out loads, by `throughput`, `ttft` and `tpot`.
+    """
+
+    median: Mapping[str, float]
+    p90: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """A fitted step law. `coefficients`: ns by column. `unknown`: columns that the steps do not determine."""
+
+    coefficients: Mapping[str, float]
+    graph_sizes: tuple[int, ...] = ()
+    unknown: tuple[str, ...] = ()
+    num_steps: int = 0
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    errors: StepErrors | None = None
+    source: str = BY_HAND
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    acceptance: DraftAcceptance | None = None
+
+    @property
+    def in_order(self) -> tuple[float, ...]:
+        """Every coefficient, in the order of `COLUMNS`."""
+        return tuple(self.coefficients.get(name, 0.0) for name in COLUMNS)
+
+    @property
+    def law(self) -> "LinearLaw":
+        return LinearLaw(self.in_order, self.graph_sizes)
+
+    @property
+    def is_measured(self) -> bool:
+        return self.source != BY_HAND
+
+    @property
+    def is_from_metrics(self) -> bool:
+        return self.source == FROM_METRICS
+
+    @property
+    def is_from_clients(self) -> bool:
+        return self.source == FROM_CLIENTS
+
+    def scaled(self, prefill: float, decode: float) -> "CostModel":
+        """The model with the times of prefill and decode multiplied by these factors."""
+        return self.with_factors(dict.fromkeys(PREFILL, prefill) | dict.fromkeys(DECODE + DRAFTS + ADAPTERS, decode))
+
+    def with_factors(self, factors: Mapping[str, float]) -> "CostModel":
+        """The model with the times of these columns multiplied."""
+        scaled = {name: value * factors.get(name, 1.0) for name, value in self.coefficients.items()}
+        return replace(self, coefficients=scaled)
+
+    def to_json(self) -> dict[str, Any]:
+        errors = None if self.errors is None else {"median": dict(self.errors.median), "p90": dict(self.errors.p90)}
+        return {
+            "format": FORMAT,
+            "source": self.source,
+            "coefficients_ns": dict(self.coefficients),
+            "intervals_ns": {name: list(interval) for name, interval in self.intervals.items()},
+            "unknown": list(self.unknown),
+            "graph_sizes": list(self.graph_sizes),
+            "steps": self.num_steps,
+            "errors": errors,
+            "facts": dict(self.facts),
+            "acceptance": None if self.acceptance is None else self.acceptance.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "CostModel":
+        """The inverse of `to_json`. Raises CostModelError."""
+        try:
+            coefficients = {str(name): float(value) for name, value in row["coefficients_ns"].items()}
+            errors = row.get("errors")
+            model = cls(
+                coefficients,
+                tuple(int(size) for size in row.get("graph_sizes", ())),
+                tuple(row.get("unknown", ())),
+                int(row.get("steps", 0)),
+                {name: (float(lo), float(hi)) for name, (lo, hi) in row.get("intervals_ns", {}).items()},
+                None if errors is None else StepErrors(errors["median"], errors["p90"]),
+                str(row.get("source", BY_HAND)),
+                dict(row.get("facts", {})),
+                None if row.get("acceptance") is None else DraftAcceptance.from_json(row["acceptance"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CostModelError(f"not a cost model: {error!r}") from None
+        if unknown := [name for name in coefficients if name not in COLUMNS]:
+            raise CostModelError(f"`coefficients_ns` has `{unknown[0]}`, but its columns are {', '.join(COLUMNS)}")
+        if any(value < 0 or not math.isfinite(value) for value in coefficients.values()):
+            raise CostModelError("`coefficients_ns` must be finite and not negative")
+        return model

@@ -1,0 +1,167 @@
+"""Fits the step law of a server to its step traces, with intervals and the errors on held-out shapes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import nnls
+
+from tuner.errors import CostModelError
+from tuner.simulator.fitting.cost_model import FROM_METRICS, FROM_STEPS, CostModel, StepErrors
+from tuner.simulator.fitting.draft_acceptance import fit_acceptance
+from tuner.simulator.fitting.linear_law import ADAPTERS, COLUMNS, DRAFTS
+from tuner.simulator.fitting.traced_steps import TracedSteps, joined
+
+Array = npt.NDArray[np.float64]
+# The most important columns come first, because the later one of two dependent columns is dropped.
+ORDER = ("tokens", "prefill", "decode", "rows", "kv", "squares", "prompts", "drafted", "adapted", "adapters")
+# A column is linearly dependent if its residual from the others is below this fraction of its norm.
+SAME = 1e-4
+BOOTSTRAPS = 200
+FEWEST_STEPS = 4
+
+
+def fit(
+    launches: Sequence[TracedSteps],
+    *,
+    graph_sizes: Sequence[int] = (),
+    with_intervals: bool = True,
+) -> CostModel:
+    """Fit the law to launches. Raises CostModelError.
+
+    The model is fitted to all steps, with intervals from a bootstrap over launches. Its errors are those on every fifth
+    shape, of a fit to the other shapes.
+    """
+    steps = joined(launches)
+    sizes = tuple(sorted(graph_sizes))
+    if len(steps) < FEWEST_STEPS:
+        raise CostModelError(f"the traces have {len(steps)} steps, but at least {FEWEST_STEPS} are needed")
+    columns = _columns(steps, sizes)
+    known, unknown = _independent(columns / steps.wall_ns[:, None])
+    coefficients = _solve(columns, steps.wall_ns, known)
+    facts = {name: launches[0].facts[name] for name in ("model_id", "engine", "version") if name in launches[0].facts}
+    return CostModel(
+        coefficients,
+        sizes,
+        tuple(COLUMNS[index] for index in unknown if _concerns(steps, COLUMNS[index])),
+        len(steps),
+        _intervals(launches, sizes, known) if with_intervals else {},
+        _held_out_errors(steps, columns, known),
+        FROM_METRICS if steps.is_from_metrics else FROM_STEPS,
+        facts,
+        fit_acceptance(launches),
+    )
+
+
+def predicted_ns(model: CostModel, steps: TracedSteps) -> Array:
+    """[steps]: the times that the model gives these steps."""
+    predicted: Array = _columns(steps, model.graph_sizes) @ np.asarray(model.in_order)
+    return predicted
+
+
+def _concerns(steps: TracedSteps, column: str) -> bool:
+    """Whether the steps are of a server with what a column is about."""
+    if column in DRAFTS:
+        return steps.drafts is not None
+    return column not in ADAPTERS or steps.adapted is not None
+
+
+def rescaled(model: CostModel, load: TracedSteps) -> CostModel:
+    """The model scaled by a factor for each phase, so that predicted and measured times have equal sums.
+
+    Both phases have the same factor if rows are sums over both phases.
+    """
+    predicted = predicted_ns(model, load)
+    is_prefill = load.work[:, 0] > 0
+    phases = (is_prefill, ~is_prefill)
+    if (load.calls_of_rows.min(axis=1) > 0).any():
+        phases = (np.ones_like(is_prefill),) * 2
+    factors = []
+    for phase in phases:
+        total = float(predicted[phase].sum())
+        factors.append(float(load.wall_ns[phase].sum()) / total if total > 0 else 1.0)
+    return model.scaled(*factors)
+
+
+def _columns(steps: TracedSteps, graph_sizes: Sequence[int]) -> Array:
+    """[steps, columns]: the factors of the coefficients. The factor of a constant is the number of calls."""
+    prompts, tokens, squares, cached, rows, kv = steps.work.T
+    prefills, decodes = steps.calls_of_rows.T
+    calls, has_rows = prefills + decodes, rows > 0
+    sizes = np.asarray(graph_sizes, dtype=np.float64)
+    padded = np.zeros(len(steps))
+    if len(sizes):
+        place = np.searchsorted(sizes, rows / np.maximum(calls, 1.0))
+        padded = np.where(has_rows & (place < len(sizes)), sizes[np.minimum(place, len(sizes) - 1)], 0.0)
+    no_graph = has_rows & (padded == 0)
+    drafted = steps.drafted
+    keys = kv * (1 + drafted / np.maximum(rows, 1.0))
+    parts = (
+        *(prefills, prompts, tokens, squares, cached),
+        *(decodes, rows, padded * calls, no_graph * calls, keys),
+        *(drafted > 0, drafted),
+        *steps.adapted_of_rows.T,
+    )
+    return np.stack([np.asarray(part, dtype=np.float64) for part in parts], axis=1)
+
+
+def _independent(weighted: Array) -> tuple[list[int], list[int]]:
+    """Indices of columns that can be fitted, and of columns that are zero or linearly dependent on these."""
+    known: list[int] = []
+    unknown: list[int] = []
+    order = [COLUMNS.index(name) for name in ORDER]
+    order += [index for index in range(len(COLUMNS)) if index not in order]
+    for index in order:
+        column = weighted[:, index]
+        norm = float(np.linalg.norm(column))
+        if norm == 0:
+            unknown.append(index)
+            continue
+        rest = column
+        if known:
+            base = weighted[:, known]
+            rest = column - base @ np.linalg.lstsq(base, column, rcond=None)[0]
+        (known if float(np.linalg.norm(rest)) > SAME * norm else unknown).append(index)
+    return sorted(known), sorted(unknown)
+
+
+def _solve(columns: Array, wall_ns: Array, known: Sequence[int]) -> dict[str, float]:
+    weighted = columns[:, list(known)] / wall_ns[:, None]
+    norms = np.linalg.norm(weighted, axis=0)
+    norms[norms == 0] = 1.0
+    found, _ = nnls(weighted / norms, np.ones(len(wall_ns)), maxiter=1000)
+    return {COLUMNS[index]: float(value) for index, value in zip(known, found / norms, strict=True)}
+
+
+def _held_out_errors(steps: TracedSteps, columns: Array, known: Sequence[int]) -> StepErrors:
+    shapes = {shape: number for number, shape in enumerate(dict.fromkeys(map(tuple, steps.work[:, [0, 1, 4]])))}
+    is_out = np.asarray([shapes[tuple(row)] % 5 == 4 for row in steps.work[:, [0, 1, 4]]])
+    if not is_out.any() or (~is_out).sum() < len(known):
+        is_out = np.arange(len(steps)) % 5 == 4
+    coefficients = _solve(columns[~is_out], steps.wall_ns[~is_out], known)
+    predicted = columns[is_out] @ np.asarray([coefficients.get(name, 0.0) for name in COLUMNS])
+    errors = np.abs(predicted / steps.wall_ns[is_out] - 1)
+    is_prefill = steps.work[is_out, 0] > 0
+    median, p90 = {}, {}
+    for name, phase in (("prefill", is_prefill), ("decode", ~is_prefill)):
+        if phase.any():
+            median[name] = float(np.median(errors[phase]))
+            p90[name] = float(np.quantile(errors[phase], 0.9))
+    return StepErrors(median, p90)
+
+
+def _intervals(
+    launches: Sequence[TracedSteps], sizes: Sequence[int], known: Sequence[int]
+) -> dict[str, tuple[float, float]]:
+    """95 % intervals of the coefficients by bootstrap over launches, because steps of one launch are correlated."""
+    if len(launches) < 3:
+        return {}
+    rng = np.random.default_rng(0)
+    found: dict[str, list[float]] = {COLUMNS[index]: [] for index in known}
+    for _ in range(BOOTSTRAPS):
+        drawn = joined([launches[index] for index in rng.integers(0, len(launches), len(launches))])
+        for name, value in _solve(_columns(drawn, sizes), drawn.wall_ns, known).items():
+            found[name].append(value)
+    return {
+        name: (float(np.quantile(values, 0.025)), float(np.quantile(values, 0.975))) for name, values in found.items()
+    }
