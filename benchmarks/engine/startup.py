@@ -37,7 +37,7 @@ MODULES = {
     "launcher": "reference_server.launcher.cli",
     "shard": "reference_server.model_server.calls.local_shard",
     "  of which torch": "torch",
-    "router": "reference_server.router.startup",
+    "router": "reference_server.router.start.startup",
 }
 START_LIMIT_S = 180.0
 

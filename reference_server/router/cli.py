@@ -15,7 +15,7 @@ from reference_server.configuration.settings import load, process_environment
 from reference_server.errors import ArgumentError, ServerError
 from reference_server.observability import LogFormat, set_up_logging
 from reference_server.router.openapi import openapi_document
-from reference_server.router.startup import serve
+from reference_server.router.start.startup import serve
 
 # `__name__` is `__main__` under `python -m`.
 logger = logging.getLogger("reference_server.router.cli")

@@ -1,6 +1,6 @@
 """Token limits: the warm-up request, the limits that follow from its reply, and the checks that start-up makes.
 
-Pure; startup.py makes the calls.
+Pure; start/startup.py makes the calls.
 """
 
 import struct

@@ -7,7 +7,7 @@ from reference_server.configuration.settings import load
 from reference_server.errors import ArgumentError
 from reference_server.router.api_key import ApiKeys, read_keys
 from reference_server.router.app import TransportOptions
-from reference_server.router.startup import warn_of_open_routes
+from reference_server.router.start.startup import warn_of_open_routes
 from tests.support.servers.serving import serve
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
