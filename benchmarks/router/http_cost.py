@@ -57,7 +57,8 @@ from reference_server.router.app import TransportOptions, create_app
 from reference_server.router.batching import Batcher
 from reference_server.router.chat.rendering_pool import RenderingPool
 from reference_server.router.infer import Infer, Permits
-from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.scheduling.scheduler import Scheduler
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.server import HttpServer, bind
 from reference_server.router.server_info import ServerInfo
 from reference_server.router.services import Services

@@ -42,18 +42,11 @@ from reference_server.messages import (
 )
 from reference_server.router.batching import Batcher
 from reference_server.router.scheduling.blocks import FreeListAllocator
+from reference_server.router.scheduling.calls import Call, Clear, Decode, Filter, Idle, Prefill
 from reference_server.router.scheduling.radix import RadixAllocator
 from reference_server.router.scheduling.request import ValidGenerateRequest
-from reference_server.router.scheduling.scheduler import (
-    Call,
-    Clear,
-    Decode,
-    Filter,
-    Idle,
-    Prefill,
-    Scheduler,
-    SchedulerOptions,
-)
+from reference_server.router.scheduling.scheduler import Scheduler
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 
 INPUT_TOKENS = 128
 BLOCK_SIZE = 16

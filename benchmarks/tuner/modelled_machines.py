@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from reference_server.router.scheduling.scheduler import SchedulerOptions
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.simulator.fitting.cost_model import CostModel
 from tuner.simulator.fitting.fit_steps import fit, rescaled
 from tuner.simulator.fitting.traced_steps import TracedSteps
-from tuner.simulator.residual_model import KnobRange, PredictedCandidate
+from tuner.simulator.residual_candidates import KnobRange, PredictedCandidate
 from tuner.simulator.simulated_metrics import metrics_of
 from tuner.simulator.simulation import PlannedRequest, SimulatedLoad, Simulation
 from tuner.simulator.step_law import StepLaw

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.target.machine import describe_machine
-from reference_server.router.scheduling.scheduler import SchedulerOptions
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reports.stats.estimators import wilson
 from tuner.simulator.capacity_planning.fleet import Fleet, FleetRun
 from tuner.simulator.capacity_planning.fleet_size import LatencySlo, size_fleet

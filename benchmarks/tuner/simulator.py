@@ -39,12 +39,13 @@ from benchmarks.tuner.modelled_machines import (
     survival,
     true_metrics,
 )
-from reference_server.router.scheduling.scheduler import SchedulerOptions
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from tuner.proposers.proposal import Decline
 from tuner.simulator.fitting.cost_model import CostModel
 from tuner.simulator.fitting.linear_law import LinearLaw
 from tuner.simulator.predict import predict_many
-from tuner.simulator.residual_model import Observation, PredictedCandidate, ResidualModel
+from tuner.simulator.residual_candidates import Observation, PredictedCandidate
+from tuner.simulator.residual_model import ResidualModel
 from tuner.simulator.simulation import PlannedRequest, SimulatedLoad, Simulation
 
 NOISE = {"output_tokens_per_s": 0.05, "tpot_mean_ms": 0.05, "ttft_p95_ms": 0.10, "ttft_p50_ms": 0.10}

@@ -21,7 +21,7 @@ from loadgen.gate.bisection import (
 from loadgen.gate.live_runs import live_measure
 from loadgen.progress import add_verbosity_flags, progress_of
 from loadgen.run_directory import make_run_directory, new_run_id
-from loadgen.workloads.workload import check_files
+from loadgen.workloads.workload_files import check_files
 from reports.gate.change_point import Bisection, BisectionOutcome, Conclusion
 from reports.gate.side_run import direction_of
 from reports.metrics.titles import metric_heading

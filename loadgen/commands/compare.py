@@ -38,7 +38,7 @@ from loadgen.progress import ProgressDisplay, add_verbosity_flags, progress_of
 from loadgen.redaction import redacted_argv
 from loadgen.run_directory import make_run_directory, new_run_id
 from loadgen.target.launched.process_memory import num_gpus
-from loadgen.workloads.workload import check_files
+from loadgen.workloads.workload_files import check_files
 from reports.gate.compare import metrics_needed
 from reports.gate.comparison import CompareOptions, Comparison
 from reports.gate.saved_comparison import COMPARISON_FILE, comparison_json

@@ -34,7 +34,7 @@ from loadgen.progress import add_verbosity_flags, progress_of
 from loadgen.redaction import redacted_argv
 from loadgen.run_directory import make_run_directory, new_run_id
 from loadgen.target.launched.process_memory import num_gpus
-from loadgen.workloads.workload import check_files
+from loadgen.workloads.workload_files import check_files
 from reports.gate.compare import metrics_needed
 from reports.gate.noise import noise_json, noise_of, noise_sentence, noise_table
 from reports.gate.noise_split import components_table, split_noise

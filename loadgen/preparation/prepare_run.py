@@ -17,7 +17,7 @@ from loadgen.target.control import ControlClient
 from loadgen.target.metrics_source import open_metrics_sources
 from loadgen.target.server_kind import OWN, VLLM
 from loadgen.target.target import Target, TargetFacts
-from loadgen.workloads import workload
+from loadgen.workloads import workload, workload_files
 from loadgen.workloads.prompts.prompts_file import FilePrompts
 from loadgen.workloads.prompts.vocabulary import (
     CalibrationError,
@@ -160,9 +160,9 @@ def make_vocabulary(counter: TokenCounter) -> Vocabulary:
 
 
 def _answer_tokens(config: BenchConfig, control: ControlClient, facts: TargetFacts) -> list[int | None] | None:
-    if not workload.needs_answer_lengths(config):
+    if not workload_files.needs_answer_lengths(config):
         return None
     try:
-        return workload.answer_lengths(config, open_counter(config, control, facts).count)
+        return workload_files.answer_lengths(config, open_counter(config, control, facts).count)
     except TargetError as error:
         raise UsageError(f"{error}; pass --tokenizer to count the answers, or --output-tokens") from error

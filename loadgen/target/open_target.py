@@ -11,7 +11,7 @@ from loadgen.target.launched.file_cache import FileCache
 from loadgen.target.launched.launch import find_launcher, split_command
 from loadgen.target.launched.launched_target import LaunchedTarget, OnWait
 from loadgen.target.target import Target
-from loadgen.workloads.workload import check_files
+from loadgen.workloads.workload_files import check_files
 
 
 def embedded_command(model_id: str) -> tuple[list[str], list[str]]:

@@ -14,11 +14,9 @@ from typing import Any
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import (
     DEFAULT_IMAGE_SIZE,
-    DEFAULT_INPUT_TOKENS,
     DEFAULT_OUTPUT_TOKENS,
     DEFAULT_PREFIX_GROUPS,
     DEFAULT_PREFIX_TOKENS,
-    DEFAULT_SHAREGPT_ROWS,
     DEFAULT_TURNS,
     FILE_WORKLOADS,
     NO_SALT,
@@ -28,7 +26,7 @@ from loadgen.config.durations import parse_stages
 from loadgen.errors import UsageError
 from loadgen.workloads import arrivals
 from loadgen.workloads.adapter_mix import AdapterMix, parse_names, parse_share, zipf_shares
-from loadgen.workloads.lengths import Independent, Joint, Lengths, PairedLengths, read_pairs
+from loadgen.workloads.lengths import Lengths
 from loadgen.workloads.prompts.images import ImageMix
 from loadgen.workloads.prompts.installed import WORKLOAD_NAMES, GeneratedLoad, installed_prompts
 from loadgen.workloads.prompts.multi_turn import MultiTurn
@@ -36,20 +34,17 @@ from loadgen.workloads.prompts.planned_cache import NO_FACTS, CacheFacts, planne
 from loadgen.workloads.prompts.prompt import Prompt, ServerLimits
 from loadgen.workloads.prompts.prompts_file import (
     Columns,
-    Conversation,
     FilePrompts,
     PromptRow,
     read_prompts,
-    read_sharegpt,
     shuffled,
 )
 from loadgen.workloads.prompts.shared_prefix import SharedPrefix
 from loadgen.workloads.prompts.synthetic import Synthetic
 from loadgen.workloads.prompts.synthetic_image import parse_size
-from loadgen.workloads.prompts.tokenizer_file import TokenizerFile
-from loadgen.workloads.prompts.vocabulary import CountTokens, Vocabulary, Word
-from loadgen.workloads.structured import structure_of
-from loadgen.workloads.traces import MOONCAKE_BLOCK_TOKENS, READERS, LengthRange, RowChoice, TracePrompts
+from loadgen.workloads.prompts.vocabulary import Vocabulary, Word
+from loadgen.workloads.traces import MOONCAKE_BLOCK_TOKENS, READERS, TracePrompts
+from loadgen.workloads.workload_files import described, paired_lengths, row_choice, sharegpt_rows
 
 NS_PER_S = 1_000_000_000
 
@@ -116,40 +111,6 @@ def needs_vocabulary(config: BenchConfig) -> bool:
     return config.workload not in FILE_WORKLOADS
 
 
-def needs_answer_lengths(config: BenchConfig) -> bool:
-    """Whether the answers of a file must be counted before `build`."""
-    return config.workload == "sharegpt" and (config.output_tokens is None or config.has_length_filter)
-
-
-def answer_lengths(config: BenchConfig, count: CountTokens) -> list[int | None]:
-    """Tokens of each answer of a ShareGPT file, without special ones; None for filtered conversations."""
-    special = count("")
-    choice = row_choice(config)
-    lengths: list[int | None] = []
-    for row in _sharegpt_rows(config):
-        answer_tokens = max(1, count(row.answer) - special)
-        is_in = answer_tokens in choice.output_tokens and count(row.question) in choice.input_tokens
-        lengths.append(answer_tokens if is_in else None)
-    return lengths
-
-
-def row_choice(config: BenchConfig) -> RowChoice:
-    """The rows of its file that a load uses."""
-    return RowChoice(
-        skip=config.trace_skip,
-        limit=config.trace_limit,
-        input_tokens=LengthRange(config.min_input_tokens, config.max_input_tokens),
-        output_tokens=LengthRange(config.min_output_tokens, config.max_output_tokens),
-        models=config.trace_model,
-        log_types=config.trace_log_type,
-    )
-
-
-def _sharegpt_rows(config: BenchConfig) -> list[Conversation]:
-    end = config.trace_skip + (config.trace_limit or DEFAULT_SHAREGPT_ROWS)
-    return read_sharegpt(Path(config.prompts_file or ""), end)[config.trace_skip :]
-
-
 def build(
     config: BenchConfig,
     vocabulary: Vocabulary | None,
@@ -195,24 +156,6 @@ def images_of(config: BenchConfig) -> ImageMix | None:
     return ImageMix(config.images, width, height, config.images_shared or 0.0, config.text_key)
 
 
-def check_files(config: BenchConfig) -> None:
-    """Read the files of a load (prompts, lengths, schemas, tokenizer) before a server is started for it.
-
-    Raises UsageError naming the file.
-    """
-    if config.workload in TRACE_WORKLOADS:
-        READERS[config.workload](Path(config.trace_file or ""), row_choice(config))
-    elif config.workload == "prompts":
-        read_prompts(Path(config.prompts_file or ""), Columns(config.prompt_column, config.output_tokens_column))
-    elif config.workload in FILE_WORKLOADS:
-        _sharegpt_rows(config)
-    else:
-        _lengths(config)
-    if config.tokenizer is not None:
-        TokenizerFile.read(config.tokenizer)
-    structure_of(config)
-
-
 def _from_file(
     config: BenchConfig, limits: ServerLimits, answer_tokens: Sequence[int | None] | None
 ) -> tuple[Iterable[Prompt], Any]:
@@ -227,12 +170,12 @@ def _from_file(
     output = Lengths.parse(config.output_tokens or DEFAULT_OUTPUT_TOKENS)
     salt = None if config.salt == NO_SALT else config.salt
     prompts = FilePrompts(path.stem, rows, output, limits, config.seed, salt, config.prefix_cache == "cold")
-    return prompts, [_described(output), *output.values, [row.described() for row in rows]]
+    return prompts, [described(output), *output.values, [row.described() for row in rows]]
 
 
 def _conversations(config: BenchConfig, answer_tokens: Sequence[int | None] | None) -> list[PromptRow]:
     """The questions of a ShareGPT file with the lengths of their answers. Raises UsageError if none is left."""
-    rows = _sharegpt_rows(config)
+    rows = sharegpt_rows(config)
     if answer_tokens is None:
         return [PromptRow(row.question) for row in rows]
     known = zip(rows, answer_tokens, strict=True)
@@ -241,24 +184,6 @@ def _conversations(config: BenchConfig, answer_tokens: Sequence[int | None] | No
     if not selected:
         raise UsageError(f"{config.prompts_file}: no conversation passes the filters")
     return selected
-
-
-def _lengths(config: BenchConfig) -> tuple[PairedLengths, Any]:
-    """The lengths of generated prompts, and their part of the digest. Raises UsageError."""
-    if config.length_pairs is not None:
-        try:
-            pairs = read_pairs(Path(config.length_pairs))
-        except ValueError as error:
-            raise UsageError(f"`length_pairs`: {error}") from error
-        return Joint(pairs), pairs
-    texts = (config.input_tokens or DEFAULT_INPUT_TOKENS, config.output_tokens or DEFAULT_OUTPUT_TOKENS)
-    own, output = (Lengths.parse(text) for text in texts)
-    return Independent(own, output), [_described(own), _described(output), own.values, output.values]
-
-
-def _described(lengths: Lengths) -> str:
-    """A length distribution for the digest, without its file's path: the content counts."""
-    return lengths.kind if lengths.values else str(lengths)
 
 
 def _generated(config: BenchConfig, vocabulary: Vocabulary, limits: ServerLimits) -> tuple[Iterable[Prompt], Any]:
@@ -279,7 +204,7 @@ def _generated(config: BenchConfig, vocabulary: Vocabulary, limits: ServerLimits
             block_tokens,
         )
         return prompts, [[asdict(row) for row in trace], block_tokens]
-    lengths, source = _lengths(config)
+    lengths, source = paired_lengths(config)
     if config.workload == "shared_prefix":
         num_groups = config.prefix_groups or DEFAULT_PREFIX_GROUPS
         prefix_tokens, is_zipf = config.prefix_tokens or DEFAULT_PREFIX_TOKENS, config.prefix_popularity == "zipf"
@@ -291,7 +216,7 @@ def _generated(config: BenchConfig, vocabulary: Vocabulary, limits: ServerLimits
         turns = Lengths.parse(config.turns or DEFAULT_TURNS)
         return MultiTurn(vocabulary, turns, lengths, limits, config.seed, config.text_key, is_cold), [
             source,
-            _described(turns),
+            described(turns),
             turns.values,
         ]
     if config.workload == "synthetic":

@@ -28,10 +28,7 @@ from reference_server.messages import (
 )
 from reference_server.router.generation_stream import GenerationStream, events_of
 from reference_server.router.liveness import liveness_batch
-from reference_server.router.scheduling.queue import Entry
-from reference_server.router.scheduling.reply_check import check_reply
-from reference_server.router.scheduling.request import ValidGenerateRequest
-from reference_server.router.scheduling.scheduler import (
+from reference_server.router.scheduling.calls import (
     NO_DELIVERIES,
     Call,
     Clear,
@@ -40,8 +37,11 @@ from reference_server.router.scheduling.scheduler import (
     Filter,
     Idle,
     Prefill,
-    Scheduler,
 )
+from reference_server.router.scheduling.queue import Entry
+from reference_server.router.scheduling.reply_check import check_reply
+from reference_server.router.scheduling.request import ValidGenerateRequest
+from reference_server.router.scheduling.scheduler import Scheduler
 from reference_server.router.started_call import StartedCall
 from reference_server.router.telemetry.observer import BatchObserver, NullObserver
 from reference_server.router.telemetry.step_trace import StepListener

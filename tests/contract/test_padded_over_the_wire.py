@@ -8,7 +8,8 @@ import pytest
 from reference_server.messages import ModelInfo
 from reference_server.router.batching import Batcher
 from reference_server.router.generation_stream import Finished
-from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions, WireVersion
+from reference_server.router.scheduling.scheduler import Scheduler
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions, WireVersion
 from reference_server.router.validation.token_limits import ConfiguredLimits, resolve_limits, warmup_request
 from tests.support.wire.scripted_shard import Reply, ScriptedShard
 from tests.support.wire.valid_requests import valid_request

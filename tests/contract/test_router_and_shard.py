@@ -12,7 +12,8 @@ from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from reference_server.router.batching import Batcher
 from reference_server.router.scheduling.request import ValidGenerateRequest
-from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.scheduling.scheduler import Scheduler
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.validation.token_limits import ConfiguredLimits, resolve_limits, warmup_request
 from tests.support.models.tiny_models import generate_alone, make_tiny_model, random_prompt, save_tiny_model, text_of
 

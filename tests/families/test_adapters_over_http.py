@@ -18,7 +18,8 @@ import pytest
 from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.presets.catalog import find_adapter
 from reference_server.router.batching import Batcher
-from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.scheduling.scheduler import Scheduler
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.served_adapters import AdapterRules, Adapters
 from tests.support.models.adapters import merged, save_adapter
 from tests.support.models.shard_driver import ShardDriver

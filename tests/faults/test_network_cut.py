@@ -14,7 +14,8 @@ from reference_server.errors import GenerationError, ShardConnectionError
 from reference_server.router.batching import Batcher
 from reference_server.router.generation_stream import TokenArrived
 from reference_server.router.infer import Infer
-from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.scheduling.scheduler import Scheduler
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.validation.validator import GenerateCall
 from reference_server.transport.client import connect
 from tests.support.clients.mixed_load import MODEL, mixed_calls, router_over

@@ -16,7 +16,8 @@ from reference_server.errors import GenerationError, ShardConnectionError, Shard
 from reference_server.messages import Batch, CachedBatch, StepResult, WarmupReply, WarmupRequest
 from reference_server.router.batching import Batcher
 from reference_server.router.liveness import LIVENESS_ID
-from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.scheduling.scheduler import Scheduler
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.validation.token_limits import ConfiguredLimits, warmup_request
 from reference_server.transport.client import connect
 from reference_server.transport.service import ShardService

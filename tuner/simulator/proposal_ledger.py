@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.proposers.proposal import Proposal
-from tuner.simulator.residual_model import ScoredCandidate
+from tuner.simulator.residual_candidates import ScoredCandidate
 
 LEDGER_FILE = "ledger.jsonl"
 

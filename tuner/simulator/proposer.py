@@ -24,7 +24,8 @@ from tuner.simulator.fitting.traced_steps import TracedSteps
 from tuner.simulator.load import load_of
 from tuner.simulator.predict import Predictor, predict_many
 from tuner.simulator.proposal_ledger import record_candidate, record_proposal
-from tuner.simulator.residual_model import KnobRange, Observation, PredictedCandidate, ResidualModel
+from tuner.simulator.residual_candidates import KnobRange, Observation, PredictedCandidate
+from tuner.simulator.residual_model import ResidualModel
 from tuner.simulator.simulated_metrics import LATENCY, RATES
 from tuner.simulator.simulated_server import scheme_of
 from tuner.simulator.simulation import SimulatedLoad

@@ -7,7 +7,6 @@ is an event of its own, after which each row has its accepted tokens and one mor
 
 import heapq
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 from reference_server.errors import ValidationError
@@ -23,22 +22,17 @@ from reference_server.messages import (
     Tokens,
 )
 from reference_server.router.scheduling.blocks import round_up
+from reference_server.router.scheduling.calls import Clear, Decode, Filter, Idle, Prefill
 from reference_server.router.scheduling.chunking import count_forward, plan_chunks
 from reference_server.router.scheduling.queue import Entry
 from reference_server.router.scheduling.request import ValidGenerateRequest
-from reference_server.router.scheduling.scheduler import (
-    Clear,
-    Decode,
-    Filter,
-    Idle,
-    Prefill,
-    Scheduler,
-    SchedulerOptions,
-)
+from reference_server.router.scheduling.scheduler import Scheduler
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.scheduling.segments import segment_tokens
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import NotSimulatedError
 from tuner.simulator.drafting import Drafting, DraftingRow, SpeculatingLaw
+from tuner.simulator.replica_state import Counts, Flight, Row, Stride
 from tuner.simulator.step_law import AdaptedLaw, StepLaw, steps_until, stride_ns
 
 ADAPTERS_NOT_MEASURED = (
@@ -55,89 +49,6 @@ _same_ids = lru_cache(maxsize=4096)(lambda length: (0,) * length)
 @lru_cache(maxsize=4096)
 def _wire(input_len: int, max_new_tokens: int) -> Request:
     return Request(0, _CHUNKS, input_len, _CHOOSER, StoppingParameters(max_new_tokens))
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """One request from its arrival to its end.
-
-    ids: token ids of the prompt if prompts share prefixes, else None. declared_tokens: requested maximum.
-    output_tokens: number of generated tokens. Times are ns of virtual time, -1 if unset. token_ns: arrival of every
-    token, if gaps are recorded.
-    """
-
-    id: int
-    input_tokens: int
-    output_tokens: int
-    declared_tokens: int
-    ids: tuple[int, ...] | None = None
-    intended_ns: int = 0
-    sent_ns: int = 0
-    started_ns: int = -1
-    first_ns: int = -1
-    end_ns: int = -1
-    status: str = ""
-    cached_tokens: int = 0
-    generated: int = 0
-    user: int = -1
-    token_ns: list[int] = field(default_factory=list)
-    adapter: str | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Row:
-    """A sequence in the shard. `context`: tokens with K/V. `left`: tokens still to generate.
-
-    ends_at: the decode step of its last token, if no draft is accepted until then. accepted: decode steps since
-    `times_from` with accepted drafts, and how many tokens.
-    """
-
-    flight: Flight
-    entry: Entry
-    slots: int
-    remaining_prefill: int
-    next_chunk: int
-    context: int
-    left: int
-    times_from: int = 0
-    ends_at: int = 0
-    has_ended: bool = False
-    drafting: DraftingRow | None = None
-    accepted: list[tuple[int, int]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Counts:
-    """Totals of a replica: steps, events, tokens, and busy time. drafted, accepted: tokens of drafts."""
-
-    prefills: int = 0
-    decodes: int = 0
-    events: int = 0
-    prefill_ns: int = 0
-    decode_ns: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    row_steps: int = 0
-    kv_peak: int = 0
-    drafted: int = 0
-    accepted: int = 0
-
-
-@dataclass(slots=True)
-class _Stride:
-    """The running step, or several decode steps as one. Each step takes `gain_ns` longer than the one before.
-
-    drafts: the rows whose drafts the step verifies, with their lengths.
-    """
-
-    call: Prefill | Decode
-    started_ns: int
-    first_ns: float
-    gain_ns: float = 0.0
-    steps: int = 1
-    waiting: int = 0
-    cause: str = ""
-    drafts: list[tuple[_Row, int]] = field(default_factory=list)
 
 
 class Replica:
@@ -169,7 +80,7 @@ class Replica:
         self._chunks = options.chunks_prefills
         self._needs_ids = options.use_prefix_caching
         self._on_call = on_call
-        self._rows: dict[int, dict[int, _Row]] = {}
+        self._rows: dict[int, dict[int, Row]] = {}
         self._flights: dict[int, Flight] = {}
         self._step = 0  # decode steps so far
         self._kv = 0  # tokens with K/V of rows that decode
@@ -177,7 +88,7 @@ class Replica:
         self._num_prefilling = 0
         self._ends: list[tuple[int, int]] = []  # (decode step, entry) of rows that decode
         self._max_tokens: dict[int, int] = {}
-        self._running: _Stride | None = None
+        self._running: Stride | None = None
         self._step_times: list[int] | None = [] if with_gaps else None
         self._waited_ns: dict[str, int] = {}
         self._max_batch_size = options.max_batch_size
@@ -256,11 +167,11 @@ class Replica:
         assert isinstance(call, Decode)
         return self._end_decode(call, stride, now_ns)
 
-    def _end_of(self, stride: _Stride) -> int:
+    def _end_of(self, stride: Stride) -> int:
         return stride.started_ns + round(stride_ns(stride.first_ns, stride.gain_ns, stride.steps))
 
     def _begin_prefill(self, call: Prefill, now_ns: int) -> int:
-        new: dict[int, _Row] = {}
+        new: dict[int, Row] = {}
         tokens = squares = cached = prompts = 0
         for entry in call.entries:
             flight = self._flights[entry.id]
@@ -273,7 +184,7 @@ class Replica:
             left = min(
                 segment_tokens(flight.declared_tokens - flight.generated), flight.output_tokens - flight.generated
             )
-            new[entry.id] = _Row(flight, entry, slots, entry.remaining_prefill, entry.next_chunk, have, left)
+            new[entry.id] = Row(flight, entry, slots, entry.remaining_prefill, entry.next_chunk, have, left)
             after = have + entry.next_chunk
             tokens += entry.next_chunk
             squares += after * after - have * have
@@ -294,7 +205,7 @@ class Replica:
         step_ns = self._law.step_ns(step)
         if self._has_adapters:
             step_ns += self._adapters_ns(new if call.cached is None else {**self._rows[call.cached.id], **new})
-        return self._run(_Stride(call, now_ns, step_ns))
+        return self._run(Stride(call, now_ns, step_ns))
 
     def _begin_decode(self, call: Decode, now_ns: int) -> int:
         rows = self._rows[call.batches[0].id]
@@ -313,7 +224,7 @@ class Replica:
             if bound is not None and bound < steps:
                 steps = bound
         gain_ns = (self._law.kv_ns or 0.0) * decoding
-        return self._run(_Stride(call, now_ns, first_ns, gain_ns, steps))
+        return self._run(Stride(call, now_ns, first_ns, gain_ns, steps))
 
     @property
     def _looks_for_drafts(self) -> bool:
@@ -321,7 +232,7 @@ class Replica:
         drafting = self._drafting
         return drafting is not None and not self._num_prefilling and drafting.may_draft(self._num_decoding)
 
-    def _drafts(self, rows: dict[int, _Row]) -> list[tuple[_Row, int]]:
+    def _drafts(self, rows: dict[int, Row]) -> list[tuple[Row, int]]:
         """The rows with drafts, and the drafted tokens."""
         drafting = self._drafting
         if drafting is None or not self._looks_for_drafts:
@@ -330,7 +241,7 @@ class Replica:
         proposed = drafting.propose([self._drafting_row(row) for row in own])
         return [(row, length) for row, length in zip(own, proposed, strict=True) if length]
 
-    def _drafting_row(self, row: _Row) -> DraftingRow:
+    def _drafting_row(self, row: Row) -> DraftingRow:
         left = row.ends_at - self._step
         num_ids = row.flight.input_tokens + row.flight.generated + row.left - left
         if row.drafting is None:
@@ -339,16 +250,16 @@ class Replica:
         row.drafting.num_ids, row.drafting.stopping.remaining_tokens = num_ids, left
         return row.drafting
 
-    def _drafted_step(self, call: Decode, now_ns: int, drafts: list[tuple[_Row, int]]) -> _Stride:
+    def _drafted_step(self, call: Decode, now_ns: int, drafts: list[tuple[Row, int]]) -> Stride:
         law, decoding = self._law, self._num_decoding
         assert isinstance(law, SpeculatingLaw), "only such a law has drafts"
         drafted = sum(length for _, length in drafts)
         self.counts.drafted += drafted
         step_ns = law.drafted_step_ns(StepWork(rows=decoding, kv=self._kv + decoding), drafted)
         of_adapters_ns = self._adapters_ns(self._rows[call.batches[0].id], {id(row): length for row, length in drafts})
-        return _Stride(call, now_ns, step_ns + of_adapters_ns, drafts=drafts)
+        return Stride(call, now_ns, step_ns + of_adapters_ns, drafts=drafts)
 
-    def _adapters_ns(self, rows: dict[int, _Row], drafted: Mapping[int, int] = NO_DRAFTS) -> float:
+    def _adapters_ns(self, rows: dict[int, Row], drafted: Mapping[int, int] = NO_DRAFTS) -> float:
         """The time of adapters in a step of these rows. drafted: tokens of the draft by the identity of a row."""
         if not self._has_adapters or self._adapted_law is None:
             return 0.0
@@ -359,7 +270,7 @@ class Replica:
                 tokens += row.next_chunk if row.remaining_prefill else 1 + drafted.get(id(row), 0)
         return self._adapted_law.adapters_ns(len(adapters), tokens)
 
-    def _accept(self, drafts: list[tuple[_Row, int]]) -> None:
+    def _accept(self, drafts: list[tuple[Row, int]]) -> None:
         """Move the ends of rows with accepted drafts forward. The step in progress is still to be counted."""
         for row, length in drafts:
             assert self._drafting is not None, "only a server with drafts has them"
@@ -374,7 +285,7 @@ class Replica:
             if self._step_times is not None:
                 row.accepted.append((len(self._step_times) - row.times_from, count))
 
-    def _run(self, stride: _Stride) -> int:
+    def _run(self, stride: Stride) -> int:
         self._running = stride
         stride.waiting = self.scheduler.queue_size
         if stride.waiting:
@@ -383,7 +294,7 @@ class Replica:
             self._on_call(stride.call, stride.started_ns)
         return self._end_of(stride)
 
-    def _cause_of_waiting(self, stride: _Stride) -> str:
+    def _cause_of_waiting(self, stride: Stride) -> str:
         """Why the first queued request is not in this step. Later requests wait for the same reason."""
         if type(stride.call) is Prefill or self._num_prefilling:
             return "budget"
@@ -396,7 +307,7 @@ class Replica:
         total_ns = sum(self._waited_ns.values())
         return {cause: waited / total_ns for cause, waited in sorted(self._waited_ns.items())} if total_ns else {}
 
-    def _prompt_work(self, rows: dict[int, _Row]) -> tuple[int, int, int, int]:
+    def _prompt_work(self, rows: dict[int, Row]) -> tuple[int, int, int, int]:
         """Prompts, tokens, squares and cached tokens of the chunks of rows, in the order of `StepWork`."""
         prompts = tokens = squares = cached = 0
         for row in rows.values():
@@ -416,7 +327,7 @@ class Replica:
         request = entry.request
         return round_up(request.input_len + request.wire.stopping.max_new_tokens - 1, self._block_size)
 
-    def _end_prefill(self, call: Prefill, stride: _Stride, now_ns: int) -> list[Flight]:
+    def _end_prefill(self, call: Prefill, stride: Stride, now_ns: int) -> list[Flight]:
         counts = self.counts
         counts.prefills += 1
         counts.prefill_ns += now_ns - stride.started_ns
@@ -425,7 +336,7 @@ class Replica:
         if call.cached is None:
             batch_id, rows = call.batch.id, new
             self._max_tokens[batch_id] = new_tokens
-            ended: list[_Row] = []
+            ended: list[Row] = []
         else:
             batch_id = call.cached.id
             rows = self._rows[batch_id]
@@ -436,7 +347,7 @@ class Replica:
         ended += self._advance_prefills(rows, new, now_ns)
         return self._reply(call, batch_id, rows, ended, 1, now_ns)
 
-    def _end_decode(self, call: Decode, stride: _Stride, now_ns: int) -> list[Flight]:
+    def _end_decode(self, call: Decode, stride: Stride, now_ns: int) -> list[Flight]:
         counts = self.counts
         counts.decodes += stride.steps
         counts.decode_ns += now_ns - stride.started_ns
@@ -448,7 +359,7 @@ class Replica:
             ended += self._advance_prefills(rows, {}, now_ns)
         return self._reply(call, batch_id, rows, ended, stride.steps, now_ns)
 
-    def _advance_decodes(self, rows: dict[int, _Row], steps: int, now_ns: int, stride: _Stride) -> list[_Row]:
+    def _advance_decodes(self, rows: dict[int, Row], steps: int, now_ns: int, stride: Stride) -> list[Row]:
         """Advance every decoding row by `steps` tokens. Returns the rows that end."""
         decoding = self._num_decoding
         if not decoding:
@@ -462,7 +373,7 @@ class Replica:
             first_ns, gain_ns, at_ns = stride.first_ns, stride.gain_ns, stride.started_ns
             self._step_times += [at_ns + round(stride_ns(first_ns, gain_ns, k)) for k in range(1, steps)]
             self._step_times.append(now_ns)
-        ended: list[_Row] = []
+        ended: list[Row] = []
         ends, step = self._ends, self._step
         while ends and ends[0][0] <= step:
             ends_at, entry_id = heapq.heappop(ends)
@@ -475,9 +386,9 @@ class Replica:
             ended.append(row)
         return ended
 
-    def _advance_prefills(self, rows: dict[int, _Row], new: dict[int, _Row], now_ns: int) -> list[_Row]:
+    def _advance_prefills(self, rows: dict[int, Row], new: dict[int, Row], now_ns: int) -> list[Row]:
         """Advance every prefilling row by its chunk. Returns the rows that end with their first token."""
-        ended: list[_Row] = []
+        ended: list[Row] = []
         were_all_new = self._num_prefilling == len(new)
         for row in (new if were_all_new else rows).values():
             if not row.remaining_prefill:
@@ -505,7 +416,7 @@ class Replica:
         return ended
 
     def _reply(
-        self, call: Prefill | Decode, batch_id: int, rows: dict[int, _Row], ended: list[_Row], steps: int, now_ns: int
+        self, call: Prefill | Decode, batch_id: int, rows: dict[int, Row], ended: list[Row], steps: int, now_ns: int
     ) -> list[Flight]:
         """Reply to the Scheduler, which needs only the ended rows. Returns the completed requests."""
         if not ended:
@@ -523,7 +434,7 @@ class Replica:
             del self._max_tokens[batch_id]
         return [row.flight for row in ended if self._finish_segment(row, now_ns)]
 
-    def _finish_segment(self, row: _Row, now_ns: int) -> bool:
+    def _finish_segment(self, row: Row, now_ns: int) -> bool:
         """Add the tokens of an ended row to its request; false if the request has another segment, which is queued."""
         flight = row.flight
         del self._flights[row.entry.id]
@@ -537,7 +448,7 @@ class Replica:
         flight.status = "ok"
         return True
 
-    def _token_times(self, row: _Row) -> list[int]:
+    def _token_times(self, row: Row) -> list[int]:
         """The times of a row's tokens after the first: accepted drafts have the time of their step."""
         assert self._step_times is not None, "the times of steps are recorded"
         beyond = dict(row.accepted)

@@ -8,7 +8,6 @@ with the same proposals.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,10 @@ from scipy.special import ndtr
 
 from tuner.proposers.proposal import Decline
 from tuner.simulator.prediction_accuracy import Grade, Graded, accuracy_of
+from tuner.simulator.residual_candidates import KnobRange, Observation, PredictedCandidate, ScoredCandidate, Settings
 from tuner.trial.objective import Limit, Objective
 
 Array = npt.NDArray[np.float64]
-Settings = Mapping[str, Any]
 
 GROUP = "quantize"
 MEMORY_KNOBS = ("max_batch_prefill_tokens", "cuda_memory_fraction")
@@ -30,67 +29,6 @@ MIN_CHANCE = 0.05
 MIN_EXPECTED_GAIN = 0.01
 MIN_PROPOSED = 4
 NUM_SMALL_GAINS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class KnobRange:
-    """One searched setting: a range, or choices at equal distances."""
-
-    name: str
-    low: float = 0.0
-    high: float = 1.0
-    log: bool = False
-    choices: tuple[Any, ...] = ()
-
-    def coordinates(self, value: Any) -> tuple[float, ...]:
-        """Coordinates of a value in the unit range. Two choices have distance 1. An absent value is in the middle."""
-        if self.choices:
-            # Two one-hot vectors scaled by 1 / sqrt(2) have distance 1.
-            return tuple(math.sqrt(0.5) * (choice == value) for choice in self.choices)
-        if value is None or self.high <= self.low:
-            return (0.5,)
-        if self.log:
-            return (math.log(value / self.low) / math.log(self.high / self.low),)
-        return ((value - self.low) / (self.high - self.low),)
-
-
-@dataclass(frozen=True, slots=True)
-class PredictedCandidate:
-    """A configuration with its simulated metrics by name. `survival`: probability that a launch has enough memory."""
-
-    settings: Settings
-    metrics: Mapping[str, float]
-    survival: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """The result of a launch.
-
-    is_out_of_memory: it ran out of memory and has no measurement. expected_gain: the model's expectation before the
-    launch; None for a launch that it did not propose.
-    """
-
-    settings: Settings
-    measured: Mapping[str, float] = field(default_factory=dict)
-    is_out_of_memory: bool = False
-    expected_gain: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredCandidate:
-    """The next settings to launch.
-
-    predicted: expected metrics. expected_gain: expected improvement of ln(objective). chance: probability to meet the
-    limits. survival: probability that a launch has enough memory.
-    """
-
-    settings: Settings
-    predicted: Mapping[str, float]
-    expected_gain: float
-    chance: float
-    survival: float
-    note: str = ""
 
 
 GOOD_RANK, USABLE_RANK = 0.9, 0.6

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from loadgen.config.bench_config import BenchConfig
-from reference_server.router.scheduling.scheduler import SchedulerOptions, WireVersion
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions, WireVersion
 from tuner.errors import NotSimulatedError
 from tuner.simulator.load import shares_prefixes
 from tuner.simulator.simulation import BatchingRule

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from reference_server.router.scheduling.scheduler import Decode, Prefill, SchedulerOptions
-from tuner.simulator.replica import Counts, Flight, Replica
+from reference_server.router.scheduling.calls import Decode, Prefill
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
+from tuner.simulator.replica import Replica
+from tuner.simulator.replica_state import Counts, Flight
 from tuner.simulator.slot_replica import SlotReplica, SlotRule
 from tuner.simulator.step_law import StepLaw
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import NotSimulatedError
-from tuner.simulator.replica import Counts, Flight
+from tuner.simulator.replica_state import Counts, Flight
 from tuner.simulator.step_law import StepLaw, steps_until, stride_ns
 
 # More prompt tokens than any step computes: no limit.

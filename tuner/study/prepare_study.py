@@ -10,7 +10,7 @@ from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.profiles import with_profile
 from loadgen.errors import UsageError
-from loadgen.workloads.workload import check_files
+from loadgen.workloads.workload_files import check_files
 from tuner.config import STUDY_NAME, TuneConfig, study_name
 from tuner.errors import StudyError
 from tuner.servers.select import server_of

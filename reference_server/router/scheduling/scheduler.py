@@ -7,122 +7,30 @@ tuner's simulator in virtual time. One call is open at a time; entries may be ap
 
 import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 
-from reference_server.messages import Batch, CachedBatch, Generation, StepResult
+from reference_server.messages import CachedBatch, Generation, StepResult
 from reference_server.router.scheduling.admission import (
-    Admission,
-    PagedAdmission,
     TokenBudget,
-    padded_admission,
-    rounded_admission,
 )
-from reference_server.router.scheduling.blocks import FreeListAllocator, round_up
+from reference_server.router.scheduling.blocks import round_up
+from reference_server.router.scheduling.calls import (
+    NO_DELIVERIES,
+    Call,
+    Clear,
+    ConcatReason,
+    Decode,
+    Deliveries,
+    Filter,
+    Idle,
+    Prefill,
+)
 from reference_server.router.scheduling.chunking import count_forward, current_tokens, plan_chunks
 from reference_server.router.scheduling.queue import Entry, FormedBatch, Queue
-from reference_server.router.scheduling.radix import RadixAllocator
 from reference_server.router.scheduling.request import ValidGenerateRequest
-
-
-class WireVersion(StrEnum):
-    """The version of the protocol, which decides who places K/V: the router (v3) or the shard (v2)."""
-
-    V3 = "v3"
-    V2 = "v2"
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerOptions:
-    """Settings and model properties that the Scheduler needs."""
-
-    max_batch_prefill_tokens: int
-    max_batch_total_tokens: int
-    waiting_served_ratio: float = 1.2
-    max_waiting_tokens: int = 20
-    max_batch_size: int | None = None
-    requires_padding: bool = False
-    supports_chunking: bool = False
-    block_size: int = 16
-    use_prefix_caching: bool = False
-    window_size: int | None = None
-    speculate: int = 0
-    schema: WireVersion = WireVersion.V3
-    adapters: tuple[str, ...] = ()
-
-    @property
-    def chunks_prefills(self) -> bool:
-        return self.supports_chunking and not self.requires_padding and self.schema is WireVersion.V3
-
-    @property
-    def limits(self) -> TokenBudget:
-        return TokenBudget(self.max_batch_prefill_tokens, self.max_batch_total_tokens)
-
-
-class ConcatReason(StrEnum):
-    """Why a new batch joins a running one; the label of the metric `tgi_batch_concat`."""
-
-    BACKPRESSURE = "backpressure"
-    WAIT_EXCEEDED = "wait_exceeded"
-    CHUNKING = "chunking"
-
-
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """Prefill new requests; with `cached`, merge them into that running batch. `reason` is set if a batch runs."""
-
-    batch: Batch
-    entries: tuple[Entry, ...]
-    cached: CachedBatch | None = None
-    reason: ConcatReason | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Decode:
-    """One more forward over the running batch; several batches are merged into the first."""
-
-    batches: tuple[CachedBatch, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Keep only these requests of a batch; the others have ended."""
-
-    batch_id: int
-    request_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Clear:
-    """Drop a batch without live requests, or with `after_error` one that a failed step may have left in the shard."""
-
-    batch_id: int
-    after_error: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """Nothing to do until an entry is appended."""
-
-
-Call = Prefill | Decode | Filter | Clear | Idle
-
-
-@dataclass(frozen=True, slots=True)
-class Deliveries:
-    """The output of a reply, by entry.
-
-    `lost` entries left the shard's batch without a last token; `num_dropped` counts cancelled ones.
-    """
-
-    generations: Sequence[tuple[Entry, Generation]] = ()
-    lost: Sequence[Entry] = ()
-    num_dropped: int = 0
-
-
-NO_DELIVERIES = Deliveries()
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions, make_admission
 
 
 @dataclass(slots=True)
@@ -409,27 +317,6 @@ class Scheduler:
 
     def _clear_after_error(self, batch_id: int) -> None:
         self._cleanups.append(Clear(batch_id, after_error=True))
-
-
-def make_admission(options: SchedulerOptions) -> Admission:
-    """The admission policy for this model and wire schema."""
-    block_size, speculate = options.block_size, options.speculate
-    if options.requires_padding:
-        return padded_admission(options.limits, block_size=block_size, speculate=speculate)
-    if options.schema is WireVersion.V2:
-        return rounded_admission(
-            options.limits, block_size=block_size, window_size=options.window_size, speculate=speculate
-        )
-    return PagedAdmission(
-        options.limits,
-        RadixAllocator(options.max_batch_total_tokens, block_size)
-        if options.use_prefix_caching
-        else FreeListAllocator(options.max_batch_total_tokens, block_size, options.window_size),
-        block_size=block_size,
-        speculate=speculate,
-        supports_chunking=options.supports_chunking,
-        adapters=options.adapters,
-    )
 
 
 @lru_cache(maxsize=4096)

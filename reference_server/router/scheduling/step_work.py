@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from reference_server.router.scheduling.scheduler import Decode, Deliveries, Prefill, Scheduler
+from reference_server.router.scheduling.calls import Decode, Deliveries, Prefill
+from reference_server.router.scheduling.scheduler import Scheduler
 
 
 class StepWork(NamedTuple):

@@ -18,7 +18,8 @@ from reference_server.router.chat.prompts import TemplateSource
 from reference_server.router.chat.rendering_pool import RenderingPool
 from reference_server.router.grammar_compiler import make_compiler
 from reference_server.router.infer import Infer, Permits
-from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.scheduling.scheduler import Scheduler
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.served_adapters import AdapterRules, Adapters
 from reference_server.router.server_info import ServerInfo
 from reference_server.router.services import Services

@@ -8,7 +8,7 @@ from reference_server.errors import ArgumentError
 from reference_server.messages import ModelInfo
 from reference_server.router.api_key import read_keys
 from reference_server.router.app import TransportOptions
-from reference_server.router.scheduling.scheduler import SchedulerOptions, WireVersion
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions, WireVersion
 from reference_server.router.validation.token_limits import (
     V2_BLOCK_SIZES,
     ConfiguredLimits,

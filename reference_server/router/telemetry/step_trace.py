@@ -12,16 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from reference_server.messages import StepResult
-from reference_server.router.scheduling.scheduler import (
-    Call,
-    Clear,
-    Decode,
-    Deliveries,
-    Filter,
-    Idle,
-    Prefill,
-    Scheduler,
-)
+from reference_server.router.scheduling.calls import Call, Clear, Decode, Deliveries, Filter, Idle, Prefill
+from reference_server.router.scheduling.scheduler import Scheduler
 from reference_server.router.scheduling.step_work import StepMeter, StepWork
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ import pytest
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
-from loadgen.workloads import workload
+from loadgen.workloads import workload, workload_files
 from loadgen.workloads.prompts.prompt import ServerLimits
 from loadgen.workloads.prompts.vocabulary import calibrate
 
@@ -49,7 +49,7 @@ def test_sharegpt_rows_are_filtered_by_length(tmp_path):
     )
     load = BenchConfig(workload="sharegpt", prompts_file=str(file), min_output_tokens=2, max_input_tokens=4)
 
-    lengths = workload.answer_lengths(load, lambda text: len(text.split()))
+    lengths = workload_files.answer_lengths(load, lambda text: len(text.split()))
     made = workload.build(load, None, ServerLimits(), lengths)
 
     assert lengths == [3, None, 5]

@@ -19,7 +19,8 @@ from reference_server.router import batching
 from reference_server.router.batching import Batcher, generation_error
 from reference_server.router.generation_stream import Finished, GeneratedToken, PrefillDone, TokenArrived
 from reference_server.router.liveness import LIVENESS_ID
-from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.scheduling.scheduler import Scheduler
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.telemetry.observer import NullObserver
 from reference_server.transport.shard import ShardGroup
 from tests.support.wire.scripted_shard import EOS_ID, Reply, ScriptedShard, say

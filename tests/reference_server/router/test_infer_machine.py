@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from reference_server.errors import GenerationError, OverloadedError, ShardConnectionError, ShardError
 from reference_server.router.batching import Batcher
 from reference_server.router.infer import CompletedGeneration, Infer, Permits
-from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.scheduling.scheduler import Scheduler
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.schemas.tgi import GenerateParameters
 from reference_server.router.telemetry.metrics import Metrics
 from reference_server.router.validation.request_rules import GenerationLimits

@@ -13,6 +13,7 @@ from reference_server.messages import (
     Batch,
     CachedBatch,
     ChooserParameters,
+    Generation,
     Image,
     ModelInfo,
     Request,
@@ -20,6 +21,7 @@ from reference_server.messages import (
     StoppingParameters,
     Timings,
     Tokens,
+    WarmupRequest,
 )
 from reference_server.router.scheduling.blocks import FreeListAllocator
 from reference_server.transport import codec as codec_module
@@ -145,7 +147,7 @@ def test_warmup_reply_round_trips(schema, request, reply):
 
 
 def test_renamed_field_of_warmup_has_one_number():
-    request = codec_module.WarmupRequest(Batch(0, ()), 4096, max_input_tokens=1000, max_total_tokens=2000)
+    request = WarmupRequest(Batch(0, ()), 4096, max_input_tokens=1000, max_total_tokens=2000)
 
     v2, v3 = (WireCodec(schema).encode_warmup_request(request, BLOCK_SIZE) for schema in (V2, V3))
 
@@ -156,7 +158,7 @@ def test_renamed_field_of_warmup_has_one_number():
 def test_prompt_logprobs_keep_their_nan():
     codec = WireCodec(V3)
     prompt = Tokens((5, 6), (math.nan, -1.0), ("a", "b"))
-    generation = codec_module.Generation(1, Tokens((7,), (-0.5,), ("c",), (False,)), prefill_tokens=prompt)
+    generation = Generation(1, Tokens((7,), (-0.5,), ("c",), (False,)), prefill_tokens=prompt)
 
     (received,) = codec.decode_step(
         sent(codec.encode_step(StepResult((generation,), None, Timings()), "PrefillResponse"))

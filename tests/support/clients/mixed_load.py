@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from reference_server.presets.catalog import find
 from reference_server.router.batching import Batcher
 from reference_server.router.infer import Infer, Permits
-from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions, WireVersion
+from reference_server.router.scheduling.scheduler import Scheduler
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions, WireVersion
 from reference_server.router.schemas.tgi import GenerateParameters
 from reference_server.router.telemetry.metrics import Metrics
 from reference_server.router.validation.request_rules import GenerationLimits

@@ -12,7 +12,8 @@ from reference_server.images.reader import ImageReader
 from reference_server.router.app import TransportOptions, create_app
 from reference_server.router.batching import Batcher
 from reference_server.router.infer import Infer, Permits
-from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions, WireVersion
+from reference_server.router.scheduling.scheduler import Scheduler
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions, WireVersion
 from reference_server.router.server_info import EngineInfo, ServerInfo
 from reference_server.router.services import Services
 from reference_server.router.telemetry.metrics import Metrics

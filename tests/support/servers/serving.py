@@ -17,7 +17,8 @@ from reference_server.router.chat.prompts import ChatTemplate
 from reference_server.router.chat.tools import ToolOffer
 from reference_server.router.connection import ConnectionLimits
 from reference_server.router.infer import Infer, Permits
-from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.scheduling.scheduler import Scheduler
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.schemas.openai import ChatMessage
 from reference_server.router.schemas.tgi import RequestGrammar
 from reference_server.router.served_adapters import AdapterRules, Adapters

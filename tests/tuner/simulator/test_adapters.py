@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from loadgen.config.bench_config import BenchConfig
-from reference_server.router.scheduling.scheduler import SchedulerOptions
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import NotSimulatedError
 from tuner.simulator.fitting.cost_model import CostModel

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from reference_server.router.scheduling.scheduler import SchedulerOptions
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from tuner.errors import NotSimulatedError
 from tuner.simulator.drafting import Drafting, SpeculatingLaw, uniform
 from tuner.simulator.fitting.cost_model import CostModel

@@ -7,13 +7,8 @@ import pytest
 
 from tuner.proposers.proposal import Decline
 from tuner.simulator.prediction_accuracy import Grade
-from tuner.simulator.residual_model import (
-    KnobRange,
-    Observation,
-    PredictedCandidate,
-    ResidualModel,
-    ScoredCandidate,
-)
+from tuner.simulator.residual_candidates import KnobRange, Observation, PredictedCandidate, ScoredCandidate
+from tuner.simulator.residual_model import ResidualModel
 from tuner.trial.objective import Limit, Objective
 
 KNOBS = (

@@ -10,8 +10,10 @@ import pytest
 from reference_server.messages import ChooserParameters, ModelInfo, Request, StoppingParameters, Timings
 from reference_server.router.batching import Batcher
 from reference_server.router.scheduling.blocks import round_up
+from reference_server.router.scheduling.calls import Call, Decode, Deliveries, Prefill
 from reference_server.router.scheduling.request import ValidGenerateRequest
-from reference_server.router.scheduling.scheduler import Call, Decode, Deliveries, Prefill, Scheduler, SchedulerOptions
+from reference_server.router.scheduling.scheduler import Scheduler
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.scheduling.step_work import StepMeter, StepWork
 from tests.support.wire.scripted_shard import Reply, ScriptedShard
 from tests.support.wire.virtual_time import VirtualTimeLoop, run_in_virtual_time

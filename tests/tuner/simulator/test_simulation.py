@@ -6,7 +6,7 @@ from itertools import repeat
 
 import pytest
 
-from reference_server.router.scheduling.scheduler import SchedulerOptions
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.simulator.simulation import PlannedRequest, Simulated, SimulatedLoad, Simulation
 

@@ -22,7 +22,7 @@ from tuner.commands.simulation.simulate_inputs import (
     settings_from,
 )
 from tuner.simulator.predict import run as run_simulation
-from tuner.simulator.replica import Flight
+from tuner.simulator.replica_state import Flight
 from tuner.simulator.simulated_metrics import metrics_of
 from tuner.simulator.simulation import NS_PER_S, Simulated
 

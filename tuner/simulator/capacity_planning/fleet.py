@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tuner.simulator.replica import Flight
+from tuner.simulator.replica_state import Flight
 from tuner.simulator.simulated_metrics import SimulatedTimes, within_limits
 from tuner.simulator.simulation import (
     NS_PER_S,

@@ -25,7 +25,8 @@ from tuner.simulator.predict import Predictor, predict_many
 from tuner.simulator.prediction_accuracy import Grade
 from tuner.simulator.proposal_ledger import record_candidate
 from tuner.simulator.proposer import REQUESTS, knob_of, limits_ms
-from tuner.simulator.residual_model import Observation, PredictedCandidate, ResidualModel
+from tuner.simulator.residual_candidates import Observation, PredictedCandidate
+from tuner.simulator.residual_model import ResidualModel
 from tuner.simulator.simulated_metrics import LATENCY, RATES
 from tuner.space.configuration import key_of
 from tuner.space.search_space import SearchSpace

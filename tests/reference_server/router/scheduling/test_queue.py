@@ -7,7 +7,7 @@ import pytest
 from reference_server.errors import ValidationError
 from reference_server.router.scheduling.admission import TokenBudget
 from reference_server.router.scheduling.queue import FormedBatch, Queue
-from reference_server.router.scheduling.scheduler import SchedulerOptions, WireVersion, make_admission
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions, WireVersion, make_admission
 from tests.support.wire.valid_requests import valid_request
 
 AMPLE = 1 << 20

@@ -20,18 +20,9 @@ from reference_server.messages import (
 )
 from reference_server.router.scheduling import scheduler as scheduler_module
 from reference_server.router.scheduling.blocks import round_up
-from reference_server.router.scheduling.scheduler import (
-    Clear,
-    ConcatReason,
-    Decode,
-    Filter,
-    Idle,
-    Prefill,
-    Scheduler,
-    SchedulerOptions,
-    WireVersion,
-    min_join_size,
-)
+from reference_server.router.scheduling.calls import Clear, ConcatReason, Decode, Filter, Idle, Prefill
+from reference_server.router.scheduling.scheduler import Scheduler, min_join_size
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions, WireVersion
 from tests.support.wire.scripted_shard import Reply, ScriptedShard, say
 from tests.support.wire.valid_requests import valid_request
 

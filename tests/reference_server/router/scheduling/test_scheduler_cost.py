@@ -7,7 +7,9 @@ from types import FrameType
 import pytest
 
 from reference_server.messages import CachedBatch, Generation, StepResult, Timings, Tokens
-from reference_server.router.scheduling.scheduler import Decode, Prefill, Scheduler, SchedulerOptions, WireVersion
+from reference_server.router.scheduling.calls import Decode, Prefill
+from reference_server.router.scheduling.scheduler import Scheduler
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions, WireVersion
 from tests.support.wire.valid_requests import valid_request
 
 POLICIES = {

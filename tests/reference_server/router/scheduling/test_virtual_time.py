@@ -6,15 +6,9 @@ Prefill takes 10 ms + 0.1 ms per token, decode 5 ms + 1 ms per row. Whole prompt
 from dataclasses import dataclass, field
 
 from reference_server.messages import CachedBatch, FinishReason, GeneratedText, Generation, StepResult, Tokens
-from reference_server.router.scheduling.scheduler import (
-    Clear,
-    Decode,
-    Filter,
-    Idle,
-    Prefill,
-    Scheduler,
-    SchedulerOptions,
-)
+from reference_server.router.scheduling.calls import Clear, Decode, Filter, Idle, Prefill
+from reference_server.router.scheduling.scheduler import Scheduler
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from tests.support.wire.valid_requests import valid_request
 
 TOKEN = Tokens((1,), (0.0,), ("a",), (False,))

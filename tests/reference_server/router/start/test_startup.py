@@ -9,7 +9,8 @@ from reference_server.errors import ServerError
 from reference_server.messages import ModelInfo
 from reference_server.router.app import create_app
 from reference_server.router.batching import Batcher
-from reference_server.router.scheduling.scheduler import Scheduler, SchedulerOptions
+from reference_server.router.scheduling.scheduler import Scheduler
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.server import HttpServer, bind
 from reference_server.router.start.start_options import scheduler_options, step_timeout_s
 from reference_server.router.start.startup import warn_of_open_routes

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from reference_server.messages import CachedBatch, DraftCounts, Generation, StepResult, Timings
-from reference_server.router.scheduling.scheduler import Decode, Idle, Prefill, Scheduler, SchedulerOptions
+from reference_server.router.scheduling.calls import Decode, Idle, Prefill
+from reference_server.router.scheduling.scheduler import Scheduler
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.scheduling.step_work import StepMeter
 from reference_server.router.telemetry.step_trace import StepTrace
 from tests.reference_server.router.scheduling.test_virtual_time import ENDED, TOKEN

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from reference_server.router.scheduling.scheduler import SchedulerOptions
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from tests.tuner.simulator.test_simulation import ToyLaw
 from tuner.simulator.capacity_planning import capacity
 from tuner.simulator.capacity_planning.attainment import FleetVerdict
 from tuner.simulator.capacity_planning.fleet import HASHED_TOKENS, POLICIES, Fleet, FleetRun, ServedRequests
 from tuner.simulator.capacity_planning.fleet_size import LatencySlo, attained, size_fleet
-from tuner.simulator.replica import Flight
+from tuner.simulator.replica_state import Flight
 from tuner.simulator.simulation import NS_PER_S, PlannedRequest, SimulatedLoad, SimulatedReplica, Simulation
 
 SLO = LatencySlo({"ttft": 1000.0, "tpot": 60.0}, 0.95)

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from loadgen.config.bench_config import BenchConfig
-from reference_server.router.scheduling.scheduler import Prefill, SchedulerOptions
+from reference_server.router.scheduling.calls import Prefill
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.commands.simulation.simulate_run import write_run
 from tuner.errors import TraceError

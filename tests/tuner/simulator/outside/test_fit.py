@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from reference_server.router.scheduling.scheduler import SchedulerOptions
+from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from tests.tuner.simulator.outside.synthetic_runs import COSTS, synthetic_runs
 from tuner.errors import CostModelError
 from tuner.simulator.outside.fit_costs import Problem, fit_runs, slots_of, start_of
