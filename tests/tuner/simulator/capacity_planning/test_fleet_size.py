@@ -9,7 +9,7 @@ import pytest
 
 from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from tests.tuner.simulator.test_simulation import ToyLaw
-from tuner.simulator.capacity_planning import capacity
+from tuner.simulator.capacity_planning import fleet_size
 from tuner.simulator.capacity_planning.attainment import FleetVerdict
 from tuner.simulator.capacity_planning.fleet import HASHED_TOKENS, POLICIES, Fleet, FleetRun, ServedRequests
 from tuner.simulator.capacity_planning.fleet_size import LatencySlo, attained, size_fleet
@@ -72,7 +72,7 @@ def test_trust_W8_requests_of_the_empty_start_do_not_count(monkeypatch: pytest.M
             times_ms = np.where(is_early, 1.0, 100.0)
             return ServedRequests(number / 75, number / 75 + 1, met, times_ms, times_ms, times_ms)
 
-    monkeypatch.setattr(capacity, "FleetRun", FromEmptyStart)
+    monkeypatch.setattr(fleet_size, "FleetRun", FromEmptyStart)
 
     point = attained(FLEET, SLO, 75, 4, "two_choices")
 
