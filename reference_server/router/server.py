@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn on a socket that is bound beforehand; start/stop_signals.py handles signals."""
+"""The HTTP server: uvicorn on a socket that is bound beforehand; start/graceful_stop.py handles signals."""
 
 import contextlib
 import functools

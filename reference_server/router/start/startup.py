@@ -18,6 +18,7 @@ from reference_server.router.routes.ops import OpsRoutes
 from reference_server.router.server import HttpServer, bind
 from reference_server.router.server_info import server_info
 from reference_server.router.services import Services
+from reference_server.router.start.graceful_stop import GracefulStop, run_until_stopped
 from reference_server.router.start.make_services import make_services
 from reference_server.router.start.start_options import (
     configured_limits,
@@ -27,7 +28,6 @@ from reference_server.router.start.start_options import (
     step_timeout_s,
     transport_options,
 )
-from reference_server.router.start.stop_signals import StopSignals, run_until_stopped
 from reference_server.router.telemetry.tracing import Tracing
 from reference_server.router.timed_shard import TimedShard
 from reference_server.router.tokenizer_files import find_tokenizer_files
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 async def serve(loaded: Loaded[RouterConfig]) -> None:
     """Serve until a signal. Raises `ServerError` if the router cannot start or its batching loop fails."""
-    stop = StopSignals()
+    stop = GracefulStop()
     starting = asyncio.ensure_future(_serve(loaded, stop))
     stop.starting = starting
     try:
@@ -54,7 +54,7 @@ async def serve(loaded: Loaded[RouterConfig]) -> None:
             raise
 
 
-async def _serve(loaded: Loaded[RouterConfig], stop: StopSignals) -> None:
+async def _serve(loaded: Loaded[RouterConfig], stop: GracefulStop) -> None:
     config = loaded.config
     refuse_unsupported(config)
     transport = transport_options(config)

@@ -12,9 +12,9 @@ from reference_server.router.batching import Batcher
 from reference_server.router.scheduling.scheduler import Scheduler
 from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.server import HttpServer, bind
+from reference_server.router.start.graceful_stop import run_until_stopped
 from reference_server.router.start.start_options import scheduler_options, step_timeout_s
 from reference_server.router.start.startup import warn_of_open_routes
-from reference_server.router.start.stop_signals import run_until_stopped
 from reference_server.router.validation.token_limits import TokenLimits
 from tests.support.servers.serving import Setup, services_on
 from tests.support.wire.scripted_shard import ScriptedShard

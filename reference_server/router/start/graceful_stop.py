@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 FAILURE_GRACE_S = 2.0
 
 
-class StopSignals:
+class GracefulStop:
     """On a signal, cancels the start or stops the servers gracefully; a second signal stops them at once.
 
     `delay_s`: the time in which the servers still accept requests, while `drain` has begun.
