@@ -32,7 +32,7 @@ from reference_server.router.scheduling.segments import segment_tokens
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import NotSimulatedError
 from tuner.simulator.drafting import Drafting, DraftingRow, SpeculatingLaw
-from tuner.simulator.replica_state import Counts, Flight, Row, Stride
+from tuner.simulator.replica_state import Counts, Flight, ShardRow, Stride
 from tuner.simulator.step_law import AdaptedLaw, StepLaw, steps_until, stride_ns
 
 ADAPTERS_NOT_MEASURED = (
@@ -80,7 +80,7 @@ class Replica:
         self._chunks = options.chunks_prefills
         self._needs_ids = options.use_prefix_caching
         self._on_call = on_call
-        self._rows: dict[int, dict[int, Row]] = {}
+        self._rows: dict[int, dict[int, ShardRow]] = {}
         self._flights: dict[int, Flight] = {}
         self._step = 0  # decode steps so far
         self._kv = 0  # tokens with K/V of rows that decode
@@ -171,7 +171,7 @@ class Replica:
         return stride.started_ns + round(stride_ns(stride.first_ns, stride.gain_ns, stride.steps))
 
     def _begin_prefill(self, call: Prefill, now_ns: int) -> int:
-        new: dict[int, Row] = {}
+        new: dict[int, ShardRow] = {}
         tokens = squares = cached = prompts = 0
         for entry in call.entries:
             flight = self._flights[entry.id]
@@ -184,7 +184,7 @@ class Replica:
             left = min(
                 segment_tokens(flight.declared_tokens - flight.generated), flight.output_tokens - flight.generated
             )
-            new[entry.id] = Row(flight, entry, slots, entry.remaining_prefill, entry.next_chunk, have, left)
+            new[entry.id] = ShardRow(flight, entry, slots, entry.remaining_prefill, entry.next_chunk, have, left)
             after = have + entry.next_chunk
             tokens += entry.next_chunk
             squares += after * after - have * have
@@ -232,7 +232,7 @@ class Replica:
         drafting = self._drafting
         return drafting is not None and not self._num_prefilling and drafting.may_draft(self._num_decoding)
 
-    def _drafts(self, rows: dict[int, Row]) -> list[tuple[Row, int]]:
+    def _drafts(self, rows: dict[int, ShardRow]) -> list[tuple[ShardRow, int]]:
         """The rows with drafts, and the drafted tokens."""
         drafting = self._drafting
         if drafting is None or not self._looks_for_drafts:
@@ -241,7 +241,7 @@ class Replica:
         proposed = drafting.propose([self._drafting_row(row) for row in own])
         return [(row, length) for row, length in zip(own, proposed, strict=True) if length]
 
-    def _drafting_row(self, row: Row) -> DraftingRow:
+    def _drafting_row(self, row: ShardRow) -> DraftingRow:
         left = row.ends_at - self._step
         num_ids = row.flight.input_tokens + row.flight.generated + row.left - left
         if row.drafting is None:
@@ -250,7 +250,7 @@ class Replica:
         row.drafting.num_ids, row.drafting.stopping.remaining_tokens = num_ids, left
         return row.drafting
 
-    def _drafted_step(self, call: Decode, now_ns: int, drafts: list[tuple[Row, int]]) -> Stride:
+    def _drafted_step(self, call: Decode, now_ns: int, drafts: list[tuple[ShardRow, int]]) -> Stride:
         law, decoding = self._law, self._num_decoding
         assert isinstance(law, SpeculatingLaw), "only such a law has drafts"
         drafted = sum(length for _, length in drafts)
@@ -259,7 +259,7 @@ class Replica:
         of_adapters_ns = self._adapters_ns(self._rows[call.batches[0].id], {id(row): length for row, length in drafts})
         return Stride(call, now_ns, step_ns + of_adapters_ns, drafts=drafts)
 
-    def _adapters_ns(self, rows: dict[int, Row], drafted: Mapping[int, int] = NO_DRAFTS) -> float:
+    def _adapters_ns(self, rows: dict[int, ShardRow], drafted: Mapping[int, int] = NO_DRAFTS) -> float:
         """The time of adapters in a step of these rows. drafted: tokens of the draft by the identity of a row."""
         if not self._has_adapters or self._adapted_law is None:
             return 0.0
@@ -270,7 +270,7 @@ class Replica:
                 tokens += row.next_chunk if row.remaining_prefill else 1 + drafted.get(id(row), 0)
         return self._adapted_law.adapters_ns(len(adapters), tokens)
 
-    def _accept(self, drafts: list[tuple[Row, int]]) -> None:
+    def _accept(self, drafts: list[tuple[ShardRow, int]]) -> None:
         """Move the ends of rows with accepted drafts forward. The step in progress is still to be counted."""
         for row, length in drafts:
             assert self._drafting is not None, "only a server with drafts has them"
@@ -307,7 +307,7 @@ class Replica:
         total_ns = sum(self._waited_ns.values())
         return {cause: waited / total_ns for cause, waited in sorted(self._waited_ns.items())} if total_ns else {}
 
-    def _prompt_work(self, rows: dict[int, Row]) -> tuple[int, int, int, int]:
+    def _prompt_work(self, rows: dict[int, ShardRow]) -> tuple[int, int, int, int]:
         """Prompts, tokens, squares and cached tokens of the chunks of rows, in the order of `StepWork`."""
         prompts = tokens = squares = cached = 0
         for row in rows.values():
@@ -336,7 +336,7 @@ class Replica:
         if call.cached is None:
             batch_id, rows = call.batch.id, new
             self._max_tokens[batch_id] = new_tokens
-            ended: list[Row] = []
+            ended: list[ShardRow] = []
         else:
             batch_id = call.cached.id
             rows = self._rows[batch_id]
@@ -359,7 +359,7 @@ class Replica:
             ended += self._advance_prefills(rows, {}, now_ns)
         return self._reply(call, batch_id, rows, ended, stride.steps, now_ns)
 
-    def _advance_decodes(self, rows: dict[int, Row], steps: int, now_ns: int, stride: Stride) -> list[Row]:
+    def _advance_decodes(self, rows: dict[int, ShardRow], steps: int, now_ns: int, stride: Stride) -> list[ShardRow]:
         """Advance every decoding row by `steps` tokens. Returns the rows that end."""
         decoding = self._num_decoding
         if not decoding:
@@ -373,7 +373,7 @@ class Replica:
             first_ns, gain_ns, at_ns = stride.first_ns, stride.gain_ns, stride.started_ns
             self._step_times += [at_ns + round(stride_ns(first_ns, gain_ns, k)) for k in range(1, steps)]
             self._step_times.append(now_ns)
-        ended: list[Row] = []
+        ended: list[ShardRow] = []
         ends, step = self._ends, self._step
         while ends and ends[0][0] <= step:
             ends_at, entry_id = heapq.heappop(ends)
@@ -386,9 +386,9 @@ class Replica:
             ended.append(row)
         return ended
 
-    def _advance_prefills(self, rows: dict[int, Row], new: dict[int, Row], now_ns: int) -> list[Row]:
+    def _advance_prefills(self, rows: dict[int, ShardRow], new: dict[int, ShardRow], now_ns: int) -> list[ShardRow]:
         """Advance every prefilling row by its chunk. Returns the rows that end with their first token."""
-        ended: list[Row] = []
+        ended: list[ShardRow] = []
         were_all_new = self._num_prefilling == len(new)
         for row in (new if were_all_new else rows).values():
             if not row.remaining_prefill:
@@ -416,7 +416,13 @@ class Replica:
         return ended
 
     def _reply(
-        self, call: Prefill | Decode, batch_id: int, rows: dict[int, Row], ended: list[Row], steps: int, now_ns: int
+        self,
+        call: Prefill | Decode,
+        batch_id: int,
+        rows: dict[int, ShardRow],
+        ended: list[ShardRow],
+        steps: int,
+        now_ns: int,
     ) -> list[Flight]:
         """Reply to the Scheduler, which needs only the ended rows. Returns the completed requests."""
         if not ended:
@@ -434,7 +440,7 @@ class Replica:
             del self._max_tokens[batch_id]
         return [row.flight for row in ended if self._finish_segment(row, now_ns)]
 
-    def _finish_segment(self, row: Row, now_ns: int) -> bool:
+    def _finish_segment(self, row: ShardRow, now_ns: int) -> bool:
         """Add the tokens of an ended row to its request; false if the request has another segment, which is queued."""
         flight = row.flight
         del self._flights[row.entry.id]
@@ -448,7 +454,7 @@ class Replica:
         flight.status = "ok"
         return True
 
-    def _token_times(self, row: Row) -> list[int]:
+    def _token_times(self, row: ShardRow) -> list[int]:
         """The times of a row's tokens after the first: accepted drafts have the time of their step."""
         assert self._step_times is not None, "the times of steps are recorded"
         beyond = dict(row.accepted)

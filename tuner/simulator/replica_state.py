@@ -35,7 +35,7 @@ class Flight:
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class ShardRow:
     """A sequence in the shard. `context`: tokens with K/V. `left`: tokens still to generate.
 
     ends_at: the decode step of its last token, if no draft is accepted until then. accepted: decode steps since
@@ -87,4 +87,4 @@ class Stride:
     steps: int = 1
     waiting: int = 0
     cause: str = ""
-    drafts: list[tuple[Row, int]] = field(default_factory=list)
+    drafts: list[tuple[ShardRow, int]] = field(default_factory=list)
