@@ -1,6 +1,7 @@
 """The environment of a run: versions, operating system, CPU, memory, source revision."""
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import platform
@@ -12,18 +13,20 @@ LIBRARIES = ("locust", "gevent", "pandas", "pyarrow", "torch", "transformers", "
 
 
 def product_version() -> str:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version("tgi-bench")
-    return ""
+    return _version("tgi-bench") or ""
 
 
 def library_versions() -> dict[str, str]:
     """Installed versions, without importing anything."""
-    versions = {}
-    for name in LIBRARIES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return versions
+    return {name: version for name in LIBRARIES if (version := _version(name))}
+
+
+@functools.cache
+def _version(package: str) -> str | None:
+    """Read once a process: parsing the metadata of torch and its like takes longer than the rest of a manifest."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return None
 
 
 def source_revision() -> str | None:
