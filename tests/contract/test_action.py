@@ -120,6 +120,7 @@ def test_text_of_an_input_is_not_run(run_step, tmp_path):
     assert "$(touch owned); touch owned" in (tmp_path / "words").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_the_step_plans_a_comparison_with_the_installed_program(run_step, tmp_path):
     (tmp_path / "server.toml").write_text('model_id = "preset:tiny-llama"\n')
 

@@ -16,6 +16,9 @@ from reference_server.model_server.speculation.ngram import NgramRule
 from tests.support.clients.mixed_load import MODEL, Answer, answers, mixed_calls, router_over
 from tests.support.servers.model_servers import ModelServers, model_servers
 
+# One model in one process: `tests/contract/test_router_and_shard.py`, which is in the short suite.
+pytestmark = pytest.mark.slow
+
 HEADS = "preset:tiny-llama-medusa"
 """Trained heads that draft for MODEL."""
 CALLS = mixed_calls()
@@ -77,12 +80,12 @@ def test_the_load_is_mixed(alone: list[Answer]):
     ("prefix_caching", "prefill_chunking", "at_once"),
     [
         (True, True, ALL),
-        pytest.param(True, False, ALL, marks=pytest.mark.slow),
-        pytest.param(False, True, ALL, marks=pytest.mark.slow),
-        pytest.param(False, False, ALL, marks=pytest.mark.slow),
-        pytest.param(False, True, 1, marks=pytest.mark.slow),
-        pytest.param(True, False, 1, marks=pytest.mark.slow),
-        pytest.param(True, True, 1, marks=pytest.mark.slow),
+        (True, False, ALL),
+        (False, True, ALL),
+        (False, False, ALL),
+        (False, True, 1),
+        (True, False, 1),
+        (True, True, 1),
     ],
 )
 async def test_batching_chunking_and_the_prefix_cache_change_no_token(
@@ -104,14 +107,14 @@ async def test_batching_chunking_and_the_prefix_cache_change_no_token(
     [
         (NgramRule.SUFFIX, False, True, 2),
         (HEADS, False, True, 4),
-        pytest.param(NgramRule.SUFFIX, True, True, 4, marks=pytest.mark.slow),
-        pytest.param(NgramRule.SUFFIX, False, False, 2, marks=pytest.mark.slow),
-        pytest.param(NgramRule.TGI, False, True, 2, marks=pytest.mark.slow),
-        pytest.param(NgramRule.SUFFIX, True, True, 1, marks=pytest.mark.slow),
-        pytest.param(HEADS, True, True, 1, marks=pytest.mark.slow),
-        pytest.param(HEADS, True, True, 4, marks=pytest.mark.slow),
-        pytest.param(HEADS, False, False, 2, marks=pytest.mark.slow),
-        pytest.param(HEADS, False, True, ALL, marks=pytest.mark.slow),
+        (NgramRule.SUFFIX, True, True, 4),
+        (NgramRule.SUFFIX, False, False, 2),
+        (NgramRule.TGI, False, True, 2),
+        (NgramRule.SUFFIX, True, True, 1),
+        (HEADS, True, True, 1),
+        (HEADS, True, True, 4),
+        (HEADS, False, False, 2),
+        (HEADS, False, True, ALL),
     ],
 )
 async def test_drafts_change_no_token(
@@ -135,7 +138,6 @@ async def test_drafts_change_no_token(
     assert f"tgi_request_skipped_tokens_sum {accepted:.0f}" in skipped.splitlines()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [1, 2])
 @pytest.mark.parametrize(("model", "speculate"), [(MODEL, ("--speculate", "3")), (HEADS, ())])
 async def test_drafts_change_no_token_behind_a_wire(
@@ -157,11 +159,11 @@ async def test_drafts_change_no_token_behind_a_wire(
 @pytest.mark.parametrize(
     ("where", "version", "transport"),
     [
-        pytest.param("on_unix_sockets", "v2", "grpc", marks=pytest.mark.slow),
+        ("on_unix_sockets", "v2", "grpc"),
         ("on_unix_sockets", "v3", "link"),
-        pytest.param("on_unix_sockets", "v3", "grpc", marks=pytest.mark.slow),
-        pytest.param("on_tcp", "v2", "grpc", marks=pytest.mark.slow),
-        pytest.param("on_tcp", "v3", "grpc", marks=pytest.mark.slow),
+        ("on_unix_sockets", "v3", "grpc"),
+        ("on_tcp", "v2", "grpc"),
+        ("on_tcp", "v3", "grpc"),
     ],
 )
 async def test_schema_shards_and_transport_change_no_token(
@@ -187,7 +189,6 @@ SERVERS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("caching", "chunking", "wire", "num_shards"), SERVERS)
 async def test_all_pairs_of_options_at_any_batch_size_change_no_token(
     alone: list[Answer], caching: str, chunking: str, wire: str, num_shards: int

@@ -99,6 +99,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             launched.assert_nothing_left()
 
 
+@pytest.mark.slow
 def test_launcher_L4_a_shard_and_a_socket_for_each_visible_device(launch: Launch, tmp_path: Path) -> None:
     directory = tmp_path / "mine"
     directory.mkdir(mode=0o700)
@@ -112,6 +113,7 @@ def test_launcher_L4_a_shard_and_a_socket_for_each_visible_device(launch: Launch
     assert launched.end()[0] == 0
 
 
+@pytest.mark.slow
 def test_launcher_L17_a_shard_that_leaves_with_0_ends_everything(launch: Launch) -> None:
     launched = launch(STUB_SHARD="exit=0")
 
@@ -123,6 +125,7 @@ def test_launcher_L17_a_shard_that_leaves_with_0_ends_everything(launch: Launch)
     assert "router-sigterm" in launched.events
 
 
+@pytest.mark.slow
 def test_launcher_L18_the_router_is_stopped_before_any_shard(launch: Launch) -> None:
     launched = launch("--num-shard", "2")
     launched.until("router-serving")
@@ -150,6 +153,7 @@ def test_launcher_L19_children_that_ignore_sigterm_are_killed(launch: Launch) ->
     assert "shard 0 did not end 1 s after SIGTERM: killing it" in output
 
 
+@pytest.mark.slow
 def test_launcher_L20_the_environment_report_does_not_stop_the_launch(launch: Launch) -> None:
     launched = launch("--env")
     launched.until("router-serving")
@@ -197,6 +201,7 @@ def test_a_shard_that_hangs_does_not_keep_a_failed_launch_up(launch: Launch) -> 
     assert "shard 0 did not end 3 s after SIGTERM: killing it" in output
 
 
+@pytest.mark.slow
 def test_a_router_that_ends_stops_the_shards(launch: Launch) -> None:
     launched = launch(STUB_ROUTER="exit=0")
 
@@ -218,6 +223,7 @@ def test_a_download_that_fails_names_the_built_in_models(launch: Launch) -> None
     assert launched.events == ["download"]
 
 
+@pytest.mark.slow
 def test_a_stop_while_shards_load_is_no_failure(launch: Launch) -> None:
     launched = launch(STUB_SHARD="slow")
     launched.until("shard-0-start")
@@ -240,6 +246,7 @@ def test_a_stop_while_downloading_is_no_failure(launch: Launch) -> None:
     assert launched.events == ["download"]
 
 
+@pytest.mark.slow
 def test_a_second_signal_kills_what_ignores_the_first(launch: Launch) -> None:
     launched = launch("-g", "3600", STUB_SHARD="deaf", STUB_ROUTER="deaf")
     launched.until("router-serving")

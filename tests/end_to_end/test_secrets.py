@@ -49,11 +49,12 @@ def secrets_in(text: str) -> list[str]:
     return [secret for secret in SECRETS if secret in text]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "model_server"),
     [
         ("tests.support.servers.scripted_launch", "stub_server.py"),
-        pytest.param("reference_server.launcher.cli", "text-generation-server", marks=pytest.mark.slow),
+        ("reference_server.launcher.cli", "text-generation-server"),
     ],
 )
 def test_reliability_T55_T62_server_load_and_report_show_no_secret(

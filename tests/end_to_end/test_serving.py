@@ -147,6 +147,7 @@ def test_a_small_study_measures_real_launches_and_its_best_is_served(tmp_path):
     assert (tmp_path / "studies/s/trials/0000/server.log").exists()
 
 
+@pytest.mark.slow
 def test_reliability_Q13_grammars_that_explode_delay_no_other_request(server):
     """Workers refuse them only after long work; a stream beside them goes on meanwhile."""
     optional = {f"p{number}": {"type": "string"} for number in range(3000)}

@@ -99,7 +99,7 @@ def test_an_adapter_of_the_vision_tower_is_refused_by_name(tmp_path: Path) -> No
         LocalShard.load(options)
 
 
-@pytest.mark.xdist_group("two ranks with images")
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_two_ranks_with_images_generate_the_ids_of_one(tmp_path: Path) -> None:
     await check_two_ranks(tmp_path, SHORT)

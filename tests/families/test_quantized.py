@@ -175,7 +175,10 @@ METHODS_ON_THE_FLY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("method", METHODS_ON_THE_FLY)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(each, marks=pytest.mark.slow if "bitsandbytes" in each else ()) for each in METHODS_ON_THE_FLY],
+)
 def test_model_server_M28_a_plain_checkpoint_is_quantized_as_it_is_loaded(method: str) -> None:
     preset = Path("preset:tiny-llama")
     expected, plain = load(preset, dtype="float32").model, load(preset, dtype="bfloat16")

@@ -123,6 +123,7 @@ def test_the_report_has_a_row_for_each_adapter_with_its_failures_and_latencies(t
     assert table["requests"].sum() == len(measured(result))
 
 
+@pytest.mark.slow
 def test_a_run_without_adapters_and_images_has_no_such_rows(tmp_path):
     with stream_server(ServerState(script=failing_adapter)) as (url, _):
         result = measure(BenchConfig(**LOAD), Target(url), tmp_path / "r")
@@ -231,6 +232,7 @@ def test_images_need_an_api_that_has_them(tmp_path):
         measure(config, Target(url), tmp_path / "r")
 
 
+@pytest.mark.slow
 def test_loads_with_other_adapters_or_images_have_other_digests(tmp_path):
     hashes = set()
     with stream_server(ServerState(script=failing_adapter)) as (url, _):

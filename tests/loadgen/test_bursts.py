@@ -18,7 +18,10 @@ LOAD = {
 
 @pytest.mark.parametrize(
     ("behaviour", "tokens", "events"),
-    [(Behaviour(events_at_once=4), 33, 33), (Behaviour(event_tokens=4), 36, 9)],
+    [
+        pytest.param(Behaviour(events_at_once=4), 33, 33, marks=pytest.mark.slow),
+        (Behaviour(event_tokens=4), 36, 9),
+    ],
     ids=["bursts", "trap_6"],
 )
 def test_tokens_of_a_step_are_counted_and_timed_the_same_in_one_event_and_in_several(

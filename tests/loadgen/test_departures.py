@@ -59,6 +59,7 @@ def test_servers_6_abandoned_requests_are_counted_and_enter_no_latency_error_or_
     assert re.search(rf"clients left +{left}, as planned", text)
 
 
+@pytest.mark.slow
 def test_servers_6_an_answer_that_ends_with_the_limit_is_complete(url, tmp_path):
     config = BenchConfig(**(LOAD | {"output_tokens": "uniform:2,12"}), cancel="1@8", api="openai-completions")
 

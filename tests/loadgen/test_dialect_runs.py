@@ -48,6 +48,7 @@ def test_anthropics_api_is_measured_where_it_is_named(tmp_path):
     assert result.manifest.length_control == "capped"
 
 
+@pytest.mark.slow
 def test_servers_1_anthropics_api_is_recognised_by_its_refusal_of_an_empty_request(tmp_path):
     state = Dialects(answers_messages=True)
 

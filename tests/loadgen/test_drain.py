@@ -55,6 +55,7 @@ def test_trust_W6_users_go_on_until_the_last_request_of_the_window_has_ended(url
     assert (manifest.drain_s, manifest.drain["cut_off"]) == (30.0, 0)
 
 
+@pytest.mark.slow
 def test_trust_D1_a_number_of_requests_counts_those_that_started_first(url, state, tmp_path):
     result = measure(BenchConfig(concurrency=3, requests=12, **SHORT), Target(url), tmp_path / "r")
 
@@ -132,6 +133,7 @@ def test_trust_D1_a_trace_starts_again_in_the_drain_with_new_texts_and_blocks(ur
     assert not openings[0] & openings[1]
 
 
+@pytest.mark.slow
 def test_trust_D1_a_burst_has_no_drain_load(url, state, tmp_path):
     load = {"mode": "burst", "requests": 6, "max_in_flight": 2, "input_tokens": "8", "output_tokens": "4"}
 
@@ -140,6 +142,7 @@ def test_trust_D1_a_burst_has_no_drain_load(url, state, tmp_path):
     assert len(result.records) == len(measured(result)) == len(texts_sent(state)) == 6
 
 
+@pytest.mark.slow
 def test_trust_D1_a_stop_by_errors_sends_nothing_more(url, state, tmp_path):
     number = itertools.count()
     state.script = lambda body: Script(first_s=1.0) if next(number) < 2 else Script(status=500)
@@ -189,6 +192,7 @@ class Lines(SilentProgress):
         self.lines.append(line)
 
 
+@pytest.mark.slow
 def test_servers_1_the_end_of_requests_is_read_at_the_metrics_url(tmp_path):
     busy = ServerState(metrics="vllm:num_requests_running 3\n")
     with stream_server(ServerState()) as (url, _), stream_server(busy) as (metrics_url, _):

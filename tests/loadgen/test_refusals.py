@@ -30,7 +30,11 @@ def url():
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        (["sweep", "--points", "1,2", "--cool-down", "0s"], "Some points are not valid measurements"),
+        pytest.param(
+            ["sweep", "--points", "1,2", "--cool-down", "0s"],
+            "Some points are not valid measurements",
+            marks=pytest.mark.slow,
+        ),
         (["search", "--low", "1", "--high", "4", "--slo", "ttft_p95_ms < 900"], "could not be measured"),
     ],
 )

@@ -106,6 +106,7 @@ def test_servers_1_metrics_are_read_from_another_place_without_the_key(urls, sta
     assert (own.route, own.control.headers) == ("/metrics", {"Authorization": "Bearer k"})
 
 
+@pytest.mark.slow
 def test_servers_1_the_blocks_of_the_cache_are_those_of_the_metrics_url(urls, states, tmp_path):
     states[0].has_metrics = False
     text = 'vllm:cache_config_info{block_size="128"} 1\n'
@@ -115,6 +116,7 @@ def test_servers_1_the_blocks_of_the_cache_are_those_of_the_metrics_url(urls, st
     assert result.manifest.target["prefix_cache"]["block_tokens"] == 128
 
 
+@pytest.mark.slow
 def test_servers_1_a_replica_without_metrics_is_named(urls, states, tmp_path):
     states[1].has_metrics = False
     result = run(urls, tmp_path, requests=4)

@@ -32,7 +32,8 @@ def generations(state):
     return [request["body"] for request in state.requests if request["path"] != "/tokenize"]
 
 
-@pytest.mark.parametrize("hangs_up", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("hangs_up", [True, False])
 def test_a_server_that_closes_after_each_stream_gets_a_new_connection_each_time(hangs_up, tmp_path):
     state = ServerState(lambda _: Script(hangs_up=hangs_up), has_info=False, owner="llamacpp")
     with stream_server(state) as (url, _):
@@ -43,6 +44,7 @@ def test_a_server_that_closes_after_each_stream_gets_a_new_connection_each_time(
     assert result.manifest.target["reuses_connections"] is not hangs_up
 
 
+@pytest.mark.slow
 def test_a_server_without_metrics_is_named_with_its_flag(tmp_path):
     with stream_server(ServerState(has_info=False, owner="llamacpp", has_metrics=False)) as (url, _):
         result = measure(BenchConfig(concurrency=1, requests=2, output_tokens="3"), Target(url), tmp_path / "r")
@@ -72,6 +74,7 @@ def test_a_closed_loop_never_exceeds_its_users_and_accounts_for_every_request(ur
     assert result.manifest.target["config"] == {"max_waiting_tokens": 20}
 
 
+@pytest.mark.slow
 def test_prompts_are_distinct_and_equal_for_an_equal_seed_and_salt(url, state, tmp_path):
     config = BenchConfig(mode="burst", requests=12, input_tokens="24", output_tokens="2", seed=5, salt="mine")
 
@@ -114,6 +117,7 @@ def test_trust_W1_a_second_run_on_one_server_sends_no_prompt_that_it_knows(url, 
     assert lengths[0] == lengths[1]
 
 
+@pytest.mark.slow
 def test_trust_W1_a_file_is_sent_unchanged_without_a_salt(url, state, tmp_path):
     (tmp_path / "prompts.txt").write_text("how are you\n")
     config = BenchConfig(
@@ -184,6 +188,7 @@ def test_a_request_in_flight_after_the_drain_is_unfinished(url, state, tmp_path)
     assert {record.error_type for record in result.records} == {"first_event/cut"}
 
 
+@pytest.mark.slow
 def test_phases_follow_the_clock(url, state, tmp_path):
     config = BenchConfig(mode="constant", rate=40, duration=0.6, warmup=0.5, input_tokens="8", output_tokens="2")
 
@@ -197,6 +202,7 @@ def test_phases_follow_the_clock(url, state, tmp_path):
     assert result.manifest.stop_reason == "duration"
 
 
+@pytest.mark.slow
 def test_a_trace_is_clipped_to_the_limits_and_every_request_is_accounted_for(url, state, tmp_path):
     state.max_input_tokens, state.max_total_tokens = 50, 60
     trace = tmp_path / "trace.csv"
@@ -240,6 +246,7 @@ def test_reliability_F43_a_server_that_dies_ends_the_run_and_its_errors_are_kept
     assert {"connect_error"} <= {record.status for record in result.records} <= {"ok", "connect_error", "truncated"}
 
 
+@pytest.mark.slow
 def test_openai_servers_are_recognised_and_measured(url, state, tmp_path):
     state.has_info = False
     config = BenchConfig(requests=4, input_tokens="16", output_tokens="4")
@@ -376,6 +383,7 @@ def workers_of(out):
     return found
 
 
+@pytest.mark.slow
 def test_a_run_in_a_thread_needs_no_signal_handlers(url, tmp_path):
     results = []
     config = BenchConfig(requests=2, input_tokens="8", output_tokens="2")
@@ -387,6 +395,7 @@ def test_a_run_in_a_thread_needs_no_signal_handlers(url, tmp_path):
     assert len(measured(results[0])) == 2
 
 
+@pytest.mark.slow
 def test_trust_3a_the_manifest_has_the_source_of_the_arrival_times(url, tmp_path):
     config = BenchConfig(mode="burst", requests=2, input_tokens="8", output_tokens="4")
 

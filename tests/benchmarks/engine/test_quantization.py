@@ -57,7 +57,7 @@ def test_a_method_with_a_rounded_checkpoint_is_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not can_compile(torch.bfloat16, torch.device("cpu")), reason="there is no compiled product")
-@pytest.mark.parametrize("method", ["eetq", "gptq"])
+@pytest.mark.parametrize("method", ["eetq", pytest.param("gptq", marks=pytest.mark.slow)])
 def test_step_2_4_rounded_activations_at_most_double_the_divergence_of_rounded_weights(
     tmp_path: Path, method: str
 ) -> None:

@@ -8,6 +8,7 @@ def card() -> Card:
     return card_of("tight")
 
 
+@pytest.mark.slow
 def test_few_configurations_of_the_card_are_good(card):
     _, feasible, near = card.optimum()
 

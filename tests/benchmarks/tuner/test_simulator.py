@@ -44,6 +44,7 @@ def small_pool() -> MachinePool:
     return MachinePool.of(SMALL, 64, 0)
 
 
+@pytest.mark.slow
 def test_simulation_V11_a_search_with_proposals_succeeds_within_10_launches(small_pool: MachinePool):
     found = [search_with_proposals(small_pool, 0.0, seed, 10) for seed in range(3)]
 

@@ -1,5 +1,7 @@
 """The prediction of two replicas under shared prefixes, from costs written by hand."""
 
+import pytest
+
 from benchmarks.tuner.two_replicas import load_settings, predicted
 from tuner.simulator.fitting.cost_file import Costs
 from tuner.simulator.fitting.cost_model import CostModel
@@ -13,6 +15,7 @@ COSTS = Costs(
 )
 
 
+@pytest.mark.slow
 def test_a_hash_of_the_prefix_doubles_what_two_replicas_can_cache():
     settings = load_settings(rate=8, duration_s=30, seed=1)
 

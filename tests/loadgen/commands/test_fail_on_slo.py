@@ -65,6 +65,7 @@ def test_pages_2_an_objective_that_the_run_cannot_decide_exits_3(
     assert "objectives undecided: TTFT p95 ≤ 60000 ms; run longer" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_pages_2_without_the_flag_a_missed_objective_is_printed_and_exits_0(
     run_of: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -72,6 +73,7 @@ def test_pages_2_without_the_flag_a_missed_objective_is_printed_and_exits_0(
     assert " missed " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_pages_2_the_cost_is_printed_per_million_output_tokens(
     run_of: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,6 +58,7 @@ def test_runs_are_blessed_shown_listed_and_compared_against(runs, tmp_path, caps
     assert "run the two sides in pairs" in (tmp_path / "again/report.md").read_text()
 
 
+@pytest.mark.slow
 def test_trust_W10_a_killed_run_is_refused_everywhere_and_its_report_renders(runs, tmp_path, capsys):
     killed = tmp_path / "killed"
     for number in range(5):

@@ -47,6 +47,7 @@ def test_a_load_of_several_workers_is_not_forked(tmp_path: Path):
     assert len(result.client["workers"]) == 2
 
 
+@pytest.mark.slow
 def test_a_run_whose_forker_was_killed_is_refused_and_the_next_one_has_a_new_process(tmp_path: Path):
     forker = LoadForker()
     long = LOAD.model_copy(update={"requests": None, "duration": 60.0})

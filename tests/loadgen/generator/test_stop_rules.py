@@ -18,6 +18,7 @@ def with_rules(**rules):
     return ENDLESS.model_copy(update=rules)
 
 
+@pytest.mark.slow
 def test_metrics_10_a_number_of_errors_ends_the_run(tmp_path):
     state = ServerState(script=lambda body: Script(status=500))
 
@@ -40,6 +41,7 @@ def test_metrics_10_a_share_of_errors_ends_the_run_once_fifty_requests_are_seen(
     assert sum(record.status == "overloaded" for record in result.records) in (16, 17)
 
 
+@pytest.mark.slow
 def test_metrics_10_an_unhealthy_server_ends_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(health_probe, "INTERVAL_S", 0.1)
     state = ServerState(script=lambda body: Script(gap_s=0.05))

@@ -220,6 +220,7 @@ def send_garbage(address):
         stranger.close(linger=200)
 
 
+@pytest.mark.slow
 def test_workers_join_a_master_and_receive_its_files_and_a_wrong_key_is_refused(url, state, tmp_path):
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
     home.mkdir()

@@ -45,6 +45,7 @@ def test_a_server_is_measured_with_the_certificate_of_its_authority(tls_url, cer
     assert [record.status for record in measured(result)] == ["ok"] * 3
 
 
+@pytest.mark.slow
 def test_an_insecure_run_checks_no_certificate(tls_url, tmp_path):
     result = run(tmp_path, url=tls_url.replace("localhost", "127.0.0.1"), insecure="true")
 

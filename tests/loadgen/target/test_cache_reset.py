@@ -50,6 +50,7 @@ def test_a_reset_is_confirmed_by_a_known_prompt_without_cached_tokens(owner, pat
     assert confirmed.endswith(" cached tokens of a known prompt before, 0 after")
 
 
+@pytest.mark.slow
 def test_a_busy_server_is_asked_again(tmp_path, monkeypatch):
     monkeypatch.setattr(cache_reset, "POLL_S", 0.0)
     replies = itertools.chain([(200, {"success": False}), (400, {})], itertools.repeat(None))
@@ -106,7 +107,8 @@ def test_a_server_without_a_route_is_refused(tmp_path):
         run(ServerState(), tmp_path, LOAD.model_copy(update={"engine": "tgi"}))
 
 
-@pytest.mark.parametrize("resets", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("resets", [True, False])
 def test_sides_of_a_pair_share_their_texts_after_a_reset(resets, tmp_path):
     salts = []
     load = LOAD.model_copy(update={"reset_cache": resets})

@@ -56,6 +56,7 @@ def test_sessions_start_on_schedule_and_their_turns_follow_the_answers(url, stat
     assert {record.input_tokens for turns in sessions for record in turns if record.turn == 1} <= {16}
 
 
+@pytest.mark.slow
 def test_a_closed_loop_user_finishes_a_session_before_the_next(url, state, tmp_path):
     config = BenchConfig(
         workload="multi_turn", concurrency=2, requests=12, turns="3", input_tokens="6", output_tokens="4"
@@ -102,6 +103,7 @@ def test_sharegpt_requests_answers_as_long_as_those_in_the_file(url, state, tmp_
     assert [record.output_tokens for record in measured(result)] == [3, 5]
 
 
+@pytest.mark.slow
 def test_stages_send_as_many_as_the_area_under_the_rate(url, tmp_path):
     config = BenchConfig(mode="stages", stages="500ms:40,500ms:0", input_tokens="6", output_tokens="2")
 
@@ -113,7 +115,9 @@ def test_stages_send_as_many_as_the_area_under_the_rate(url, tmp_path):
     assert result.manifest.stop_reason == "duration"
 
 
-@pytest.mark.parametrize("api", ["tgi", "openai-chat", pytest.param("openai-completions", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "api", ["tgi", *(pytest.param(api, marks=pytest.mark.slow) for api in ("openai-chat", "openai-completions"))]
+)
 def test_metrics_5_a_blocking_call_has_no_ttft_and_keeps_the_servers_times(url, state, tmp_path, api):
     config = BenchConfig(api=api, stream=False, requests=3, input_tokens="6", output_tokens="4")
 
@@ -132,7 +136,9 @@ def test_metrics_5_a_blocking_call_has_no_ttft_and_keeps_the_servers_times(url, 
         assert summary["metrics"]["outside_server_s"]["count"] == 3
 
 
-@pytest.mark.parametrize(("api", "answer"), [("tgi", "done"), ("openai-chat", " 1 2 3 4")])
+@pytest.mark.parametrize(
+    ("api", "answer"), [pytest.param("tgi", "done", marks=pytest.mark.slow), ("openai-chat", " 1 2 3 4")]
+)
 def test_metrics_9_turns_repeat_what_the_server_really_answered(url, state, tmp_path, api, answer):
     load = {"workload": "multi_turn", "turns": "3", "input_tokens": "6", "output_tokens": "4", "requests": 6}
 
@@ -151,6 +157,7 @@ def test_metrics_9_turns_repeat_what_the_server_really_answered(url, state, tmp_
         assert said == [[], [answer], [answer, answer], []]
 
 
+@pytest.mark.slow
 def test_a_turn_that_was_clipped_to_the_limits_stays_scripted(url, state, tmp_path):
     state.max_input_tokens = 12
     load = {"workload": "multi_turn", "turns": "2", "input_tokens": "6", "output_tokens": "4", "requests": 2}

@@ -240,6 +240,7 @@ def test_a_wrong_token_is_an_error_without_the_token(tmp_path):
     assert "hf_wrong" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_reliability_F34_a_killed_download_resumes(tmp_path):
     """Parts of 10 MB are written; an incomplete part is downloaded again."""
     piece = 10 * 1024 * 1024

@@ -135,7 +135,9 @@ async def test_heads_of_a_quantized_model_change_no_token(quantize: str) -> None
         shard.close()
 
 
-@pytest.fixture(scope="module", params=["medusa-v1", "medusa-v2", "mlp-speculator"])
+@pytest.fixture(
+    scope="module", params=["medusa-v1", pytest.param("medusa-v2", marks=pytest.mark.slow), "mlp-speculator"]
+)
 def heads(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     base = save_tiny_model(tmp_path_factory.mktemp("llama"), "llama")
     directory = tmp_path_factory.mktemp("heads")

@@ -106,7 +106,10 @@ PARAMETERS = {
 }
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=pytest.mark.slow if each in ("greedy", "penalties") else ()) for each in PARAMETERS],
+)
 async def test_model_server_M30_drafts_change_no_token(plain: LocalShard, drafting: LocalShard, name: str) -> None:
     stopping = StoppingParameters(24, ("w7",), ignore_eos_token=True, min_new_tokens=6)
     requests = [(LOOP, 0), (random_prompt(9), 2), (LOOP[:7], 1)]

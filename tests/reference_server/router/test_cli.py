@@ -116,6 +116,7 @@ async def test_a_failed_start_reports_its_reason(flags: Sequence[str], code: int
         assert (process.returncode, text in errors.decode()) == (code, True), errors
 
 
+@pytest.mark.slow
 async def test_a_taken_port_fails_before_connecting_to_the_model_server():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -126,6 +127,7 @@ async def test_a_taken_port_fails_before_connecting_to_the_model_server():
     assert f"cannot listen on 127.0.0.1:{port}" in errors.decode()
 
 
+@pytest.mark.slow
 async def test_a_signal_during_start_up_is_a_graceful_end(tmp_path: Path):
     async def hang(method: str) -> None:
         if method == "warmup":

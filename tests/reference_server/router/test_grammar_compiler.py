@@ -85,6 +85,7 @@ async def test_reliability_Q11_hostile_grammars_are_answered_one_by_one(accepts_
     assert accepts(after, "{}")
 
 
+@pytest.mark.slow
 async def test_reliability_F22_a_grammar_that_kills_workers_is_refused_for_a_minute():
     clock = Clock()
     deadly = optional_properties(4000)
@@ -136,6 +137,7 @@ async def test_a_refusal_is_cached_and_raised_again():
     assert str(caught[0]) == str(caught[1])
 
 
+@pytest.mark.slow
 async def test_reliability_4_5_62_the_cache_is_bounded():
     pool = CompilingHere()
     grammars = compiler(pool)

@@ -58,6 +58,7 @@ def test_a_baseline_is_replaced_only_on_request(stored: Path) -> None:
     assert [each.name for each in list_baselines(stored)] == ["main"]
 
 
+@pytest.mark.slow
 def test_trust_W7_overloaded_runs_are_refused_as_a_baseline(tmp_path: Path) -> None:
     for number in range(MIN_RUNS):
         write_sample_run(tmp_path / f"run{number}", SampleLoad(rate=6, slots=4, failure_share=0, seed=number))

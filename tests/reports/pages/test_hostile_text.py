@@ -172,6 +172,7 @@ def _is_inert(paths: ReportPaths) -> None:
     assert re.search(r"(?<!\\)<", markdown) is None
 
 
+@pytest.mark.slow
 def test_a_sweeps_text_is_inert_too(written: ReportPaths, tmp_path: Path) -> None:
     analysis = Analysis.of(load_run(written.html.parent))
     points = tuple(LoadPoint(load, (analysis,)) for load in (1.0, 2.0))
@@ -180,6 +181,7 @@ def test_a_sweeps_text_is_inert_too(written: ReportPaths, tmp_path: Path) -> Non
     _is_inert(write_report(build_sweep_report(sweep), tmp_path, ("csv", "json")))
 
 
+@pytest.mark.slow
 def test_a_comparisons_text_is_inert_too(written: ReportPaths, tmp_path: Path) -> None:
     values = {"output_tokens_per_s": 10.0, "ttft_p50_ms": 1.0, "tpot_p50_ms": 1.0, "error_rate": 0.0}
     pairs = [Pair(SideRun(HOSTILE, values), SideRun(HOSTILE, values, "degraded", (HOSTILE,)))] * 2

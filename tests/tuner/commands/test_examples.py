@@ -67,6 +67,7 @@ DRAFTING = {
 }
 
 
+@pytest.mark.slow
 def test_the_speculation_study_chooses_long_drafts_at_small_loads_and_none_at_large_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,6 +91,7 @@ def test_an_interrupted_plan_continues_no_study(
     assert capsys.readouterr().err == "stopped\n"
 
 
+@pytest.mark.slow
 def test_trust_P1_a_plan_notes_that_a_smaller_fleet_may_suffice(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     # With so few requests, fleets near saturation are not decided.
     main([*files(tmp_path, limit="1000"), "--json"])

@@ -46,6 +46,7 @@ def served(database: Path) -> Iterator[str]:
             assert process.wait(timeout=30) == 143
 
 
+@pytest.mark.slow
 def test_two_workers_on_one_proxy_share_trials(served: str, database: Path, tmp_path: Path):
     one, other = (OptunaStudy(tmp_path / name, seed=0, storage=served, name="shared") for name in ("a", "b"))
 

@@ -48,6 +48,7 @@ def costs_in(tmp_path: Path):
     return fit_costs([play(tmp_path / "start", start)])
 
 
+@pytest.mark.slow
 def test_new_configurations_are_predicted_before_they_are_launched(tmp_path: Path):
     folder = tmp_path / "validation"
     server, costs = LawServer(folder), costs_in(tmp_path)

@@ -59,6 +59,7 @@ def repository(tmp_path):
     return directory
 
 
+@pytest.mark.slow
 def test_a_revision_with_the_same_dependencies_reuses_the_packages_and_leaves_nothing(
     repository, tmp_path, monkeypatch
 ):
@@ -114,6 +115,7 @@ def test_a_revision_without_a_launcher_is_a_usage_error_and_leaves_nothing(repos
     assert not (tmp_path / "built").exists()
 
 
+@pytest.mark.slow
 def test_a_revision_that_cannot_be_installed_is_a_measurement_error_with_the_output(repository, tmp_path):
     broken = (repository / "pyproject.toml").read_text().replace("setuptools.build_meta", "nowhere")
     (repository / "pyproject.toml").write_text(broken)

@@ -53,6 +53,7 @@ def test_only_one_of_two_processes_builds(tmp_path: Path, fake_compiler: Path) -
     assert fake_compiler.read_text() == "started\n" * (len(build.SOURCES) + 1)
 
 
+@pytest.mark.slow
 def test_a_killed_build_leaves_no_library_and_no_lock(tmp_path: Path, fake_compiler: Path) -> None:
     cache = tmp_path / "cache"
     place_compiler(tmp_path / "bin", FAKE_COMPILER.format(log=fake_compiler, seconds=3600))

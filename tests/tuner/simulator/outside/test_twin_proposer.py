@@ -100,6 +100,7 @@ def best_of_all() -> float:
     return max(each["output_tokens_per_s"] for each in found if each["tpot_mean_ms"] <= 22.0)
 
 
+@pytest.mark.slow
 def test_servers_3_the_twin_finds_the_best_of_160_configurations_in_six_launches(tmp_path: Path):
     results = search(twin(tmp_path, costs_of()), 6)
 
