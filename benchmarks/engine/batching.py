@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.engine.over_http import machine, prompts
 from benchmarks.peers.servers import PeerKind, PeerServer, own_server
 from reports.metrics.summary import Analysis
-from reports.pages.sections.tables import k6_table
+from reports.pages.sections.run_tables import k6_table
 from reports.saved_run import load_run
 
 NEVER = str(10**6)

@@ -18,7 +18,7 @@ from reports.metrics.checks.findings import finding_messages, latencies_grow
 from reports.metrics.summary import Analysis, analyse_run
 from reports.pages.run_page import build_run_report
 from reports.pages.run_pages import way_up
-from reports.pages.sections import tables
+from reports.pages.sections import latency_tables
 from reports.pages.sections.objectives import objectives_table
 from reports.renderers.write import write_report
 from reports.run_schema import NOT_FAILED, Status
@@ -62,8 +62,8 @@ def export_runs(directories: Sequence[Path], formats: Sequence[str]) -> None:
 def render_summary(analyses: Sequence[Analysis]) -> str:
     """Verdict, latencies and totals of runs, as text."""
     parts = ["\n".join(_verdict(analysis, len(analyses) > 1) for analysis in analyses)]
-    notes = textwrap.fill(tables.unsupported_note(analyses), COLUMNS)
-    parts.append("\n".join((render_table(tables.summary_table(analyses)), *([notes] if notes else []))))
+    notes = textwrap.fill(latency_tables.unsupported_note(analyses), COLUMNS)
+    parts.append("\n".join((render_table(latency_tables.summary_table(analyses)), *([notes] if notes else []))))
     parts.append("\n".join(_totals(analysis, len(analyses) > 1) for analysis in analyses))
     parts += [objectives for analysis in analyses if (objectives := _objectives(analysis, len(analyses) > 1))]
     return "\n\n".join(parts)
@@ -107,7 +107,8 @@ def _objectives(analysis: Analysis, is_one_of_many: bool) -> str:
 
 def _cost(analysis: Analysis) -> list[tuple[str, str]]:
     """The cost of a million output tokens with its interval, in the currency of the price; nothing without a price."""
-    found, price = tables.scaled(analysis.summary["rates"]["cost_per_mtok"], 1.0), analysis.run.manifest.price_per_hour
+    found = latency_tables.scaled(analysis.summary["rates"]["cost_per_mtok"], 1.0)
+    price = analysis.run.manifest.price_per_hour
     if price is None or found.value is None:
         return []
     return [("cost", f"{found} per million output tokens, at {price:g} per hour")]

@@ -22,7 +22,7 @@ from reports.metrics.replicas import replicas_table
 from reports.metrics.requests.per_request import primary_latency
 from reports.metrics.server.server_replicas import server_replicas_table
 from reports.metrics.summary import Analysis, metric_value
-from reports.pages.sections import health, request_tables, run_figures, tables
+from reports.pages.sections import health, latency_tables, request_tables, run_figures, run_tables
 from reports.pages.sections.across_runs import across_section
 from reports.pages.sections.adapters import adapters_section
 from reports.pages.sections.facts import facts_of_runs, load_sentence, start_time
@@ -30,7 +30,7 @@ from reports.pages.sections.objectives import objectives_table
 from reports.pages.sections.run_summary import summary_blocks
 from reports.pages.sections.speculation import speculation_section
 from reports.pages.sections.structured import structured_section
-from reports.pages.sections.time_split import time_section
+from reports.pages.sections.time_section import time_section
 from reports.plots import run_plots
 from reports.text import legible
 
@@ -53,10 +53,12 @@ def build_run_report(analyses: Sequence[Analysis]) -> Report:
         *_replica_section(analyses),
         *_server_section(analyses),
         *time_section(analyses),
-        Section("Load generator", (Table("", tables.generator_table(analyses)), *health.generator_blocks(analyses))),
+        Section(
+            "Load generator", (Table("", run_tables.generator_table(analyses)), *health.generator_blocks(analyses))
+        ),
         Section("Setup", facts_of_runs(analyses)),
         Section("Reproduce", _repeat_blocks(analyses), is_closed=True),
-        Section("Definitions", (Table("", tables.definitions_table()), Text(READING)), is_closed=True),
+        Section("Definitions", (Table("", run_tables.definitions_table()), Text(READING)), is_closed=True),
     )
     return Report(title, _subtitle(analyses), _verdicts(analyses), sections)
 
@@ -181,7 +183,7 @@ def _throughput_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
         is_full_width=True,
         height=1.1,
     )
-    return (Table("", tables.rates_table(analyses), "Value with its 95 % interval."), plot)
+    return (Table("", run_tables.rates_table(analyses), "Value with its 95 % interval."), plot)
 
 
 def _latency_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
@@ -191,12 +193,12 @@ def _latency_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
         blocks.append(
             Table(
                 title,
-                tables.latency_table(analysis),
-                f"Mean and percentiles with 95 % intervals. {tables.UNSUPPORTED} `needs`: about how many requests at "
+                latency_tables.latency_table(analysis),
+                f"Mean and percentiles with 95 % intervals. {latency_tables.UNSUPPORTED} `needs`: about how many requests at "
                 "this load give an interval, or an interval that is narrower than the value.",
             )
         )
-        adjusted = tables.adjusted_table(analysis)
+        adjusted = latency_tables.adjusted_table(analysis)
         if len(adjusted):
             heading = "With failed requests as infinite latencies" + (f", {title}" if title else "")
             blocks.append(Table(heading, adjusted, "Each failed request counts as ∞."))
@@ -264,7 +266,7 @@ def _server_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:
     for analysis in analyses:
         suffix = f"-{analysis.run.manifest.run_id}" if len(analyses) > 1 else ""
         blocks += health.server_plot(analysis, f"server{suffix}")
-        frame = tables.server_table(analysis)
+        frame = run_tables.server_table(analysis)
         if len(frame):
             caption = "Scraped from the server."
             each = server_replicas_table(analysis.run.server_metrics, analysis.measured.window)

@@ -10,8 +10,8 @@ import pandas as pd
 from reports.document import Link, Section, Table, format_duration
 from reports.metrics.summary import Analysis, analyse_run, metric_value
 from reports.pages.run_page import build_run_report
+from reports.pages.sections.latency_tables import scaled
 from reports.pages.sections.request_tables import failed_requests
-from reports.pages.sections.tables import scaled
 from reports.renderers.write import write_page
 from reports.run_store import MANIFEST_FILE, RunDirectoryError
 

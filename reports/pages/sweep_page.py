@@ -14,10 +14,10 @@ from reports.metrics.summary import Analysis
 from reports.metrics.sweep import LoadPoint, SloDecision, Sweep
 from reports.pages.run_pages import run_link, runs_section
 from reports.pages.sections.facts import load_sentence, run_facts, start_time
+from reports.pages.sections.latency_tables import scaled
 from reports.pages.sections.objectives import objective_results, statistic
 from reports.pages.sections.request_tables import failed_requests
-from reports.pages.sections.tables import scaled
-from reports.pages.sections.time_split import time_section
+from reports.pages.sections.time_section import time_section
 from reports.plots import sweep_plots
 from reports.stats.capacity import NEAR, Capacity
 

@@ -17,7 +17,7 @@ from loadgen.runner import measure
 from loadgen.target.launched.launched_target import LaunchedTarget
 from loadgen.target.target import Target
 from reports.metrics.summary import Analysis, metric_value
-from reports.pages.sections.tables import summary_table
+from reports.pages.sections.latency_tables import summary_table
 from reports.saved_run import load_run
 from tests.support.measured_requests import measured
 from tests.support.servers.stream_server import Script, ServerState, stream_server

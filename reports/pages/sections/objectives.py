@@ -11,7 +11,7 @@ from reports.metrics.judged_objectives import ObjectiveDecision, named_statistic
 from reports.metrics.requests.per_request import LATENCY_NAME
 from reports.metrics.summary import Analysis
 from reports.metrics.titles import limits_text
-from reports.pages.sections.tables import scaled
+from reports.pages.sections.latency_tables import scaled
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from reports.document import Block, Plot, Table, Tile, Tiles, format_duration, f
 from reports.metrics.checks.findings import latencies_grow
 from reports.metrics.requests.per_request import primary_latency
 from reports.metrics.summary import Analysis
-from reports.pages.sections import request_tables, run_figures, tables
+from reports.pages.sections import latency_tables, request_tables, run_figures, run_tables
 from reports.pages.sections.objectives import ObjectiveResult, objective_results
 from reports.plots import run_plots
 
@@ -15,11 +15,11 @@ from reports.plots import run_plots
 def summary_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
     """Tiles of one run, or a column per run; then the timeline and the latencies."""
     first: Block = (
-        Tiles(_tiles(analyses[0])) if len(analyses) == 1 else Table("", tables.totals_table(analyses), TOTALS_NOTE)
+        Tiles(_tiles(analyses[0])) if len(analyses) == 1 else Table("", run_tables.totals_table(analyses), TOTALS_NOTE)
     )
-    k6 = tables.k6_table(analyses)
+    k6 = run_tables.k6_table(analyses)
     as_k6 = (Table("As in TGI's first load test", k6),) if len(k6) else ()
-    return (first, _timeline(analyses), Table("", tables.summary_table(analyses), _note(analyses)), *as_k6)
+    return (first, _timeline(analyses), Table("", latency_tables.summary_table(analyses), _note(analyses)), *as_k6)
 
 
 TOTALS_NOTE = "In brackets: the change against the first run."
@@ -40,14 +40,14 @@ def _tiles(analysis: Analysis) -> tuple[Tile, ...]:
 
 
 def _rate(analysis: Analysis, name: str, title: str) -> Tile:
-    found = tables.scaled(analysis.summary["rates"][name], 1.0)
+    found = latency_tables.scaled(analysis.summary["rates"][name], 1.0)
     details = found.interval if found.needed is None else f"{found.interval} requests"
     return Tile(title, found.text, "↑", (details,) if details else ())
 
 
 def _latency(analysis: Analysis, name: str, title: str, percentiles: Sequence[str]) -> Tile:
     metric = analysis.summary["metrics"][primary_latency(name, analysis.run.manifest.is_open_loop)]
-    values = " · ".join(tables.percentile(metric, each).text for each in percentiles)
+    values = " · ".join(latency_tables.percentile(metric, each).text for each in percentiles)
     return Tile(title, values, "ms ↓", (" · ".join(percentiles),))
 
 
@@ -107,7 +107,8 @@ def _note(analyses: Sequence[Analysis]) -> str:
         since = "the intended start in an open loop, from the send in a closed loop"
     count = sum(sum(analysis.summary["counts"].values()) for analysis in analyses)
     length = f", window of {format_duration(analyses[0].measured.window.length_s)}" if len(analyses) == 1 else ""
-    note = f"TTFT and E2E count from {since}. {count:,} requests{length}. {tables.unsupported_note(analyses)}".strip()
+    unsupported = latency_tables.unsupported_note(analyses)
+    note = f"TTFT and E2E count from {since}. {count:,} requests{length}. {unsupported}".strip()
     growing = [analysis.label for analysis in analyses if latencies_grow(analysis.summary)]
     if not growing:
         return note

@@ -7,7 +7,7 @@ import pandas as pd
 
 from reports.document import Estimate, Section, Table
 from reports.metrics.summary import Analysis
-from reports.pages.sections.tables import scaled
+from reports.pages.sections.latency_tables import scaled
 
 KINDS = {None: "unconstrained", "schema": "JSON schema", "tool": "tool call"}
 CAUSES = (("cut", "cut at the limit"), ("not_json", "not JSON"), ("not_in_schema", "not in the schema"))

@@ -13,7 +13,7 @@ from loadgen.target.target import Target
 from loadgen.workloads.lengths import read_pairs
 from reports.metrics.summary import Analysis
 from reports.pages.run_page import build_run_report
-from reports.pages.sections.tables import k6_table
+from reports.pages.sections.run_tables import k6_table
 from reports.renderers.markdown import render
 from tests.support.measured_requests import measured
 from tests.support.servers.stream_server import Script, ServerState, stream_server

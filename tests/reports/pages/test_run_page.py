@@ -14,8 +14,8 @@ import pytest
 from reports.document import Estimate, Table, format_number, legible_report
 from reports.metrics.summary import Analysis, analyse_run
 from reports.pages.run_page import build_run_report
+from reports.pages.sections.latency_tables import latency_table, summary_table
 from reports.pages.sections.run_figures import request_points
-from reports.pages.sections.tables import latency_table, summary_table
 from reports.renderers import markdown
 from reports.renderers.write import ReportPaths, write_page, write_report
 from reports.run_store import RunDirectoryError, RunManifest, write_manifest

@@ -10,7 +10,7 @@ from loadgen.commands.present import render_summary
 from reports.document import Estimate, about, format_number
 from reports.metrics.summary import Analysis, analyse_run
 from reports.pages.run_page import build_run_report
-from reports.pages.sections.tables import scaled, unsupported_note
+from reports.pages.sections.latency_tables import scaled, unsupported_note
 from reports.renderers import html, markdown
 from reports.renderers import json as json_report
 from tests.support.samples.sample_run import SampleLoad, sample_run, write_sample_run

@@ -4,12 +4,12 @@ import pandas as pd
 import pytest
 
 from reports.metrics.summary import Analysis
+from reports.pages.sections.time_section import time_section
 from reports.pages.sections.time_split import (
     first_token_table,
     gantt_frame,
     slowest_table,
     stack_frame,
-    time_section,
     time_split,
     time_table,
 )
