@@ -13,6 +13,7 @@ from loadgen.dialects.dialect import (
     encode_request,
     messages_of,
     other_parts,
+    unknown_field,
     whole_number,
 )
 from loadgen.http.framing import SSE, Framing
@@ -57,9 +58,9 @@ class AnthropicMessages:
         return encode_request(body, prompt, self.sampling)
 
     def refused(self, prompt: Prompt) -> str | None:
-        name = next((name for name in prompt.fields if name not in FIELDS), None)
-        if name is not None:
-            return f"`{name}`"
+        field = unknown_field(prompt, FIELDS)
+        if field is not None:
+            return field
         roles = [message["role"] for message in prompt.messages or ()]
         role = next((role for role in roles if role not in ("system", "user", "assistant")), None)
         if role is not None:
@@ -77,8 +78,7 @@ class AnthropicMessages:
             case "message_start":
                 _read_usage(_object(event, "message").get("usage"), answer)
             case "message_delta":
-                reason = _object(event, "delta").get("stop_reason")
-                answer.finish_reason = None if reason is None else str(reason)
+                answer.finish(_object(event, "delta").get("stop_reason"))
                 _read_usage(event.get("usage"), answer)
             case "message_stop":
                 answer.is_terminated = True
@@ -100,8 +100,7 @@ class AnthropicMessages:
         for block in content:
             if isinstance(block, dict):
                 answer.add_text(block.get("text") if block.get("type") == "text" else None)
-        reason = response.get("stop_reason")
-        answer.finish_reason = None if reason is None else str(reason)
+        answer.finish(response.get("stop_reason"))
         _read_usage(response.get("usage"), answer)
 
 

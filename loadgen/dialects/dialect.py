@@ -1,7 +1,7 @@
 """The interface between the load generator and an API: prompts to requests, payloads to token events."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from json.scanner import make_scanner
 from typing import Any, Protocol
@@ -79,6 +79,10 @@ class ParsedAnswer:
         """Store a piece of text, if texts are stored."""
         if self.pieces is not None and isinstance(text, str):
             self.pieces.append(text)
+
+    def finish(self, reason: object) -> None:
+        """Store the finish reason; None leaves it unknown."""
+        self.finish_reason = None if reason is None else str(reason)
 
     @property
     def is_complete(self) -> bool:
@@ -211,6 +215,12 @@ def merged(body: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
 def messages_of(prompt: Prompt) -> list[Mapping[str, Any]]:
     """The messages of a prompt; a text is one message of the user."""
     return list(prompt.messages or ({"role": "user", "content": prompt.text},))
+
+
+def unknown_field(prompt: Prompt, known: Container[str]) -> str | None:
+    """The first field of a prompt's row that is not one of `known`, for a message; None if all are."""
+    name = next((name for name in prompt.fields if name not in known), None)
+    return None if name is None else f"`{name}`"
 
 
 def other_parts(prompt: Prompt) -> str | None:

@@ -13,6 +13,7 @@ from loadgen.dialects.dialect import (
     encode_request,
     messages_of,
     other_parts,
+    unknown_field,
     whole_number,
 )
 from loadgen.http.framing import NDJSON, Framing
@@ -38,9 +39,9 @@ class OllamaChat:
         return _encode({"messages": messages_of(prompt)}, prompt, self.sampling)
 
     def refused(self, prompt: Prompt) -> str | None:
-        name = next((name for name in prompt.fields if name not in CHAT_FIELDS), None)
-        if name is not None:
-            return f"`{name}`"
+        field = unknown_field(prompt, CHAT_FIELDS)
+        if field is not None:
+            return field
         has_parts = any(isinstance(message.get("content"), list) for message in prompt.messages or ())
         return "a message with parts of content" if has_parts else None
 
@@ -65,8 +66,7 @@ class OllamaGenerate:
         return _encode({"prompt": prompt.text, "raw": True}, prompt, self.sampling)
 
     def refused(self, prompt: Prompt) -> str | None:
-        name = next((name for name in prompt.fields if name not in GENERATE_FIELDS), None)
-        return other_parts(prompt) if name is None else f"`{name}`"
+        return unknown_field(prompt, GENERATE_FIELDS) or other_parts(prompt)
 
     def read(self, payload: bytes, at_ns: int, answer: ParsedAnswer) -> None:
         _read(payload, at_ns, answer, "response")
@@ -107,8 +107,7 @@ def _read(payload: bytes, at_ns: int | None, answer: ParsedAnswer, field: str) -
 
 def _read_end(event: Mapping[str, Any], answer: ParsedAnswer) -> None:
     answer.is_terminated = True
-    reason = event.get("done_reason")
-    answer.finish_reason = None if reason is None else str(reason)
+    answer.finish(event.get("done_reason"))
     # A count of 0 is left out, which looks like an unknown one.
     answer.input_tokens = whole_number(event, "prompt_eval_count")
     answer.usage_output_tokens = whole_number(event, "eval_count")

@@ -127,8 +127,7 @@ def _read_whole(payload: bytes, answer: ParsedAnswer) -> None:
     message = choices[0].get("message")
     answer.add_text(message.get("content") if isinstance(message, dict) else choices[0].get("text"))
     answer.add_text(_arguments(message.get("tool_calls")) if isinstance(message, dict) else None)
-    reason = choices[0].get("finish_reason")
-    answer.finish_reason = None if reason is None else str(reason)
+    answer.finish(choices[0].get("finish_reason"))
     _read_usage(response.get("usage"), answer, is_open=False)
 
 

@@ -12,6 +12,7 @@ from loadgen.dialects.dialect import (
     encode,
     merged,
     other_parts,
+    unknown_field,
     whole_number,
 )
 from loadgen.http.framing import SSE, Framing
@@ -53,8 +54,7 @@ class Tgi:
         return encode(merged({"inputs": images + prompt.text, "parameters": parameters}, self.sampling.extra))
 
     def refused(self, prompt: Prompt) -> str | None:
-        name = next((name for name in prompt.fields if name not in PARAMETERS), None)
-        return other_parts(prompt) if name is None else f"`{name}`"
+        return unknown_field(prompt, PARAMETERS) or other_parts(prompt)
 
     def read_whole(self, payload: bytes, answer: ParsedAnswer) -> None:
         response = decode_object(payload)
@@ -92,8 +92,7 @@ class Tgi:
 def _read_details(details: Any, answer: ParsedAnswer) -> None:
     if not isinstance(details, dict):
         raise BadPayloadError(f"`details` is {details!r}, not an object")
-    finish_reason = details.get("finish_reason")
-    answer.finish_reason = None if finish_reason is None else str(finish_reason)
+    answer.finish(details.get("finish_reason"))
     answer.usage_output_tokens = whole_number(details, "generated_tokens")
     answer.input_tokens = whole_number(details, "input_length")
     prefill = details.get("prefill")

@@ -205,23 +205,16 @@ def _generated(config: BenchConfig, vocabulary: Vocabulary, limits: ServerLimits
         )
         return prompts, [[asdict(row) for row in trace], block_tokens]
     lengths, source = paired_lengths(config)
+    load = GeneratedLoad(vocabulary, lengths, limits, config.seed, config.text_key, is_cold)
     if config.workload == "shared_prefix":
         num_groups = config.prefix_groups or DEFAULT_PREFIX_GROUPS
         prefix_tokens, is_zipf = config.prefix_tokens or DEFAULT_PREFIX_TOKENS, config.prefix_popularity == "zipf"
-        shared = SharedPrefix(
-            vocabulary, num_groups, prefix_tokens, is_zipf, lengths, limits, config.seed, config.text_key, is_cold
-        )
-        return shared, [source, num_groups, prefix_tokens, is_zipf]
+        return SharedPrefix(load, num_groups, prefix_tokens, is_zipf), [source, num_groups, prefix_tokens, is_zipf]
     if config.workload == "multi_turn":
         turns = Lengths.parse(config.turns or DEFAULT_TURNS)
-        return MultiTurn(vocabulary, turns, lengths, limits, config.seed, config.text_key, is_cold), [
-            source,
-            described(turns),
-            turns.values,
-        ]
+        return MultiTurn(load, turns), [source, described(turns), turns.values]
     if config.workload == "synthetic":
-        return Synthetic(vocabulary, lengths, limits, config.seed, config.text_key), source
-    load = GeneratedLoad(vocabulary, lengths, limits, config.seed, config.text_key, is_cold)
+        return Synthetic(load), source
     return installed_prompts(config.workload, load), [source, WORKLOAD_NAMES.entry(config.workload).value]
 
 

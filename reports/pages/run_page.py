@@ -194,8 +194,8 @@ def _latency_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
             Table(
                 title,
                 latency_tables.latency_table(analysis),
-                f"Mean and percentiles with 95 % intervals. {latency_tables.UNSUPPORTED} `needs`: about how many requests at "
-                "this load give an interval, or an interval that is narrower than the value.",
+                f"Mean and percentiles with 95 % intervals. {latency_tables.UNSUPPORTED} `needs`: about how many "
+                "requests at this load give an interval, or an interval that is narrower than the value.",
             )
         )
         adjusted = latency_tables.adjusted_table(analysis)

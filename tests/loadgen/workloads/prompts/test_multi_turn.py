@@ -1,6 +1,7 @@
 import itertools
 
 from loadgen.workloads.lengths import Independent, Lengths
+from loadgen.workloads.prompts.installed import GeneratedLoad
 from loadgen.workloads.prompts.multi_turn import MultiTurn
 from loadgen.workloads.prompts.prompt import ServerLimits
 from loadgen.workloads.prompts.vocabulary import calibrate
@@ -12,9 +13,8 @@ def words(text):
 
 def sessions(limits=None, is_cold=False):
     lengths = Independent(Lengths.parse("10"), Lengths.parse("5"))
-    return MultiTurn(
-        calibrate(words), Lengths.parse("3"), lengths, limits or ServerLimits(), seed=0, text_key="0", is_cold=is_cold
-    )
+    load = GeneratedLoad(calibrate(words), lengths, limits or ServerLimits(), 0, "0", is_cold)
+    return MultiTurn(load, Lengths.parse("3"))
 
 
 def test_every_turn_repeats_the_conversation_and_adds_answer_and_question():

@@ -4,6 +4,7 @@ from collections import Counter
 import pytest
 
 from loadgen.workloads.lengths import Independent, Lengths
+from loadgen.workloads.prompts.installed import GeneratedLoad
 from loadgen.workloads.prompts.prompt import ServerLimits
 from loadgen.workloads.prompts.shared_prefix import SharedPrefix
 from loadgen.workloads.prompts.vocabulary import calibrate
@@ -13,18 +14,16 @@ def words(text):
     return 1 + len(text.split())
 
 
-def workload(**changes):
+def workload(*, num_groups=3, is_zipf=False, **changes):
     values = {
         "vocabulary": calibrate(words),
-        "num_groups": 3,
-        "prefix_tokens": 20,
-        "is_zipf": False,
         "lengths": Independent(Lengths.parse("uniform:5,9"), Lengths.parse("4")),
         "limits": ServerLimits(),
         "seed": 1,
         "text_key": "1",
+        "is_cold": False,
     }
-    return SharedPrefix(**values | changes)
+    return SharedPrefix(GeneratedLoad(**values | changes), num_groups, 20, is_zipf)
 
 
 def opening(prompt):
