@@ -1,7 +1,7 @@
 """The policy of `tgi-bench search`: the next load, and when the interval of the capacity is narrow enough.
 
-Pure: runs in, a load out. First loads bisect the range until one keeps the target and one misses it; then each load is
-the one that narrows the interval of the fitted curve most for its time.
+Pure: runs in, a load out. The first loads bisect the range until one meets the target and another misses it. Each later
+load is the one that narrows the interval of the fitted curve most per second of measurement.
 """
 
 import math
@@ -58,7 +58,7 @@ class CapacitySearch:
 
     @property
     def independent_requests(self) -> int:
-        """Those that the next run needs; longer runs waste less time on warm-ups once the range is known."""
+        """The requests that the next run needs. Once the range is known, longer runs save time on warm-ups."""
         factor = 1 if self.capacity.fit is None else REFINING_FACTOR
         return factor * independent_requests_needed(self.goal.target)
 

@@ -1,4 +1,4 @@
-"""Bisects a line of revisions: builds each revision once, runs what the statistics ask for, stores every run.
+"""Bisects a line of revisions: builds each revision once, makes the runs that the statistics need, stores each run.
 
 The runs are in `bisect.json`, which is written after each of them, and the builds beside it; the same command continues
 from both.
@@ -98,8 +98,8 @@ class BisectionRuns:
 class Bisector:
     """Makes the runs of a bisection. Each revision is checked out and built once.
 
-    The builds stay in `out`, by commit, until the bisection has its conclusion: after an interruption the same command
-    finds them there.
+    The builds stay in `out`, by commit, until the bisection has its conclusion: the same command uses them again after
+    an interruption.
     """
 
     out: Path

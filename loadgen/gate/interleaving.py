@@ -2,8 +2,8 @@
 
 The idle server waits. Each slice is a run of the load with its own warm-up. Both slices of a slice pair send the same
 texts, which are new to both servers. Drift of the machine is common to two slices that follow each other, so it cancels
-in their difference; between two separate runs, a launch apart, it does not. The metrics of all slices but the first are
-read after the last one, so that the slices follow each other sooner.
+in their difference; two separate runs are a launch apart, so there it does not cancel. The metrics of all slices but
+the first are read after the last one, so that the slices follow each other sooner.
 """
 
 import contextlib

@@ -83,7 +83,7 @@ class LiveMeasure:
     start_load: StartLoad | None = None
 
     def __call__(self, side: LiveSide, directory: Path) -> SideRun:
-        """Both runs of a pair send the same texts, unless a server that is not restarted would know them."""
+        """Both runs of a pair send the same texts, unless a server that is not restarted has them in its cache."""
         knows_texts = isinstance(side.server, RunningServer) and not self.load.reset_cache
         salt = self.load.salt or (None if knows_texts else f"{self.base}:{directory.name.split('-')[0]}")
         with self.launch(side, directory / "server.log") as server:

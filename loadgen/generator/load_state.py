@@ -224,5 +224,5 @@ def _check(call: ClientCall, constraint: Constraint | None) -> None:
 
 
 def _end_of(status: Status, phase: Phase) -> Status:
-    """A request that ran into the drain limit is unfinished if it was measured, and of no interest otherwise."""
+    """A request that the drain limit ended is `unfinished` if it was measured, else `cancelled`."""
     return Status.CANCELLED if status == Status.UNFINISHED and phase != Phase.MEASURE else status

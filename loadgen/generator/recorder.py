@@ -104,7 +104,7 @@ def make_record(
 
 
 def _planned_cached(prompt: Prompt, answer: ParsedAnswer) -> int | None:
-    """In proportion to the prompt's real length, which has the chat template's tokens and real answers.
+    """The planned cached tokens, scaled to the prompt's real length, which includes the chat template and real answers.
 
     The last token of a prompt is always computed.
     """
@@ -152,7 +152,7 @@ class LiveNumbers:
     second_tpot_s: "array[float]" = field(default_factory=lambda: array("d"))
 
     def add(self, record: RequestRecord) -> None:
-        """Count a complete request, and its latencies: those of others count nowhere."""
+        """Count a complete request and its latencies. Other requests are not added."""
         self.completed += 1
         ttft_s, tpot_s = ttft_of(record), tpot_of(record)
         is_measured = record.phase == Phase.MEASURE

@@ -135,7 +135,7 @@ class AttainmentDecided:
 
 @dataclass(frozen=True, slots=True)
 class EnoughRequests:
-    """The requests are worth enough independent ones, after a least time; in an overloaded open loop they never are.
+    """After a least time, the run has the effect of enough independent requests; an overloaded open loop stops without.
 
     The rule does not read the metrics of the run, so it does not bias them.
     """

@@ -6,7 +6,7 @@ two of locust's custom messages, each with a `type`:
 worker to master (FROM_WORKER)                   master to worker (TO_WORKER)
   hello     identity: `Hello`                      refused     the reason
   ready     the digests of its workload            plan        the load, the partition, the input files
-  pong      the reading of its clock               ping        asks for a pong
+  pong      the reading of its clock               ping        requests a pong
   warm      each of its users has an answer        start       when the load begins, by the worker's clock
   progress  the numbers of one second              measure     when the warm-up ended in every worker
   rows      finished records, in batches           end_window  when the window ended, by the worker's clock, and why

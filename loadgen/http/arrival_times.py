@@ -2,8 +2,8 @@
 
 Linux timestamps each segment when it arrives (SO_TIMESTAMPING; Documentation/networking/timestamping.rst), so a client
 that reads late still has the arrival time. Data of several segments in one read has the timestamp of the last. The
-kernel merges small segments that wait unread (seen on Linux 6.18), so smaller reads do not separate them: a generator
-that is stopped for longer than a gap knows only a bound for the events before the last.
+kernel merges small segments that wait unread (seen on Linux 6.18), so smaller reads do not separate them: for a
+generator that is stopped for longer than a gap, the events before the last one have only a bound.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """The certificate of the printed intervals: every queue, load and number of requests, judged by coverage and silence.
 
-Intervals must contain the stationary value nearly always. Silence is no solution: where a run has enough requests, the
-intervals must be printed and narrow. docs/intervals.md has the certificate of the long form.
+Intervals must contain the stationary value nearly always. Intervals must also be printed: a run with enough requests
+must have them, and they must be narrow. docs/intervals.md has the certificate of the long form.
 """
 
 import math

@@ -34,7 +34,7 @@ class Judgement:
 
 
 def judge_deception(trap: Trap, report: ToolReport) -> Judgement:
-    """Whether a tool saw through a trap."""
+    """Whether a tool reported the true numbers of a deceptive load, or flagged the run for the right reason."""
     if report.problem is not None:
         return Judgement(False, report.problem)
     named = set(report.findings) | set(report.notes)

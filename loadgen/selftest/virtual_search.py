@@ -120,7 +120,7 @@ class Seen:
 
     @property
     def takes_in_more_than_it_answers(self) -> bool:
-        """The finding of the verdict, which needs less than the rule that ends a run."""
+        """Whether the verdict would report overload. It needs fewer requests than the rule that ends a run."""
         bounds = self.window.start_s, self.window.end_s
         leaves_s = (self.start_s + self.ttft_s, self.end_s)
         return self.is_open and any(is_growing(self.start_s, leave_s, *bounds) for leave_s in leaves_s)

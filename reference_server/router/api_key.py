@@ -20,7 +20,7 @@ class ApiKeys:
         return bool(self._keys)
 
     def match(self, authorization: bytes | None) -> int | None:
-        """The number of the key that the header has; None if it has none of them. Compares with every key."""
+        """The number of the key in the header; None if the header has no valid key. Compares with every key."""
         if authorization is None or authorization[: len(_SCHEME)].lower() != _SCHEME:
             return None
         given = authorization[len(_SCHEME) :]

@@ -177,7 +177,7 @@ class Batcher:
         return True
 
     async def _try_forward(self) -> None:
-        """One forward. If it fails, no client is the cause: the shard may have restarted unnoticed."""
+        """One forward. No client can cause its failure, so after a failure the shard may be a new process."""
         try:
             await self._shard.prefill(liveness_batch())
         except ShardError:
@@ -422,7 +422,7 @@ class _Step:
 
 
 def generation_error(error: ShardError) -> GenerationError:
-    """A shard's failure with TGI's text. Paths of this machine are for the log alone."""
+    """A shard's failure with TGI's text. Paths of this machine appear only in the log."""
     text = _PATH.sub("(path)", str(error))
     if isinstance(error, ShardConnectionError):
         return GenerationError(f"Could not connect to Text Generation server: {text}")

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from reference_server.router.sse import WRITE_NOW
 
 logger = logging.getLogger(__name__)
-# Uvicorn warns of each malformed request; a client can send them without end.
+# Uvicorn logs a warning for each malformed request, and a client can send any number of them.
 _of_clients = logging.getLogger(f"{__name__}.of_clients")
 _of_clients.setLevel(logging.ERROR)
 

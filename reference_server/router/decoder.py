@@ -1,7 +1,7 @@
 """Parses the bytes of a request body into a JSON value. A client's JSON is parsed nowhere else.
 
-Wrong syntax, Unicode or numbers are a 400. Keys that an object repeats are recorded on the value: only the schema knows
-which keys matter, and refuses those with 422.
+Wrong syntax, Unicode or numbers are a 400. Repeated keys of an object are recorded on the value; the schema refuses
+those that it reads with 422.
 """
 
 import json

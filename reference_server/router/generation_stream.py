@@ -1,4 +1,4 @@
-"""The events of one queued request, in order: tokens on their way from the batching loop to a route."""
+"""The events of one queued request, in order: the batching loop adds tokens, a route reads them."""
 
 import asyncio
 from collections import deque
@@ -20,7 +20,7 @@ class GeneratedToken(NamedTuple):
 
 
 class PrefillDone(NamedTuple):
-    """The prompt's tokens, if the request asked for them."""
+    """The prompt's tokens, if the request has `decoder_input_details`."""
 
     tokens: Tokens
 

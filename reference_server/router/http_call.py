@@ -62,7 +62,7 @@ class HttpCall:
         self.headers: list[Header] = []
 
     def add_headers(self, headers: Iterable[Header]) -> None:
-        """Add headers to the answer, whatever it will be."""
+        """Add headers to the answer, of any kind and status."""
         self.headers += headers
 
     @property

@@ -95,7 +95,8 @@ class Adapters:
     def use(self, name: str | None) -> Iterator[str | None]:
         """The id on the wire of an adapter, which stays loaded inside the block; None for the base model.
 
-        Raises `ValidationError` for an unknown name. A server that has no adapters sends every name on, as TGI does.
+        Raises `ValidationError` for an unknown name. A server without adapters passes every name to the shard, as TGI
+        does.
         """
         loaded = None if name is None else self._loaded.get(name)
         if loaded is not None and name is not None:
@@ -148,7 +149,7 @@ class Adapters:
         logger.info("unloaded the adapter %s", name)
 
     async def restore(self, shard: Shard) -> None:
-        """Load again what was loaded at run time, if the shard is a new process. Raises `ShardError`."""
+        """Load the adapters of run time again, if the shard is a new process. Raises `ShardError`."""
         present = (await shard.info()).adapters
         for name, loaded in list(self._loaded.items()):
             source = loaded.source

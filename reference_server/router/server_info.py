@@ -228,7 +228,7 @@ def _to_json(value: object) -> Any:
 
 
 def _vocab_size(model: Mapping[str, Any]) -> int | None:
-    """Token ids of the model of this `config.json`; None if it does not say."""
+    """Token ids of the model of this `config.json`; None without `vocab_size`."""
     text = model.get("text_config")
     size = (text if isinstance(text, dict) else model).get("vocab_size")
     return size if isinstance(size, int) else None

@@ -50,7 +50,7 @@ class Services:
             raise UnhealthyError
 
     async def check_ready(self) -> None:
-        """Whether new requests are welcome. Raises `DrainingError` and `UnhealthyError`."""
+        """Check that new requests are accepted. Raises `DrainingError` and `UnhealthyError`."""
         if self.drain.has_begun:
             raise DrainingError
         await self.check_health()

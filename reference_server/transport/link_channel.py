@@ -155,7 +155,7 @@ class _Connection(asyncio.Protocol):
             self._transport.write(frame[sent:])
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclass of it.
+        # uvloop's transports do not inherit from it.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:

@@ -1,7 +1,7 @@
 """The sockets between master and workers: ZeroMQ with CURVE, whose keys are derived from the join key.
 
-A process without the join key does not know the master's public key, so that its handshake fails before any message is
-read; the traffic is encrypted. A frame that is no message of a worker is dropped.
+A process without the join key cannot derive the master's public key, so its handshake fails before any message is read.
+The traffic is encrypted. A frame that is not a worker's message is dropped.
 """
 
 # locust first: it makes the sockets of everything imported after it cooperative.

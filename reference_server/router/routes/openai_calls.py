@@ -17,8 +17,8 @@ def completion_calls(request: CompletionRequest, choices: int, context: RequestC
     return [
         GenerateCall(
             prompt,
-            # TGI requests the prompt's logprobs of single answers too. No client sees them, and a request with them
-            # cannot use the prefix cache.
+            # TGI also requests the prompt's logprobs for single answers. They are not in the answer, and a request with
+            # them cannot use the prefix cache.
             _parameters(request, choice).model_copy(update={"repetition_penalty": request.repetition_penalty}),
             presence_penalty=request.presence_penalty or 0.0,
             context=context,

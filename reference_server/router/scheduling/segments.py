@@ -20,7 +20,7 @@ def requested_tokens(max_new_tokens: int | None, max_total_tokens: int, input_le
 
 
 def segment_tokens(requested: int) -> int:
-    """Those of the next segment.
+    """New tokens of the next segment.
 
     >>> segment_tokens(100), segment_tokens(3000)
     (100, 1024)

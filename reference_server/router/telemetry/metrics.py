@@ -265,7 +265,7 @@ class Metrics:
         self.batch_decode_duration.observe(timings.decode_ns / 1e9, method)
         self.batch_filter_duration.observe(filter_ns / 1e9, method)
         if timings.concat_ns is not None:
-            # TGI's label, whatever the method was.
+            # TGI's label, for every method.
             self.batch_concat_duration.observe(timings.concat_ns / 1e9, "decode")
 
     def on_call_failed(self, method: str) -> None:

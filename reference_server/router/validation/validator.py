@@ -104,7 +104,7 @@ class Validator:
         parts: tuple[PromptPart, ...] = ()
         add_special_tokens = call.add_special_tokens
         if self._images is not None:
-            # Generated text is no address of an image.
+            # An image's address in generated text is not fetched.
             parts = (*after.first.parts, after.text) if after else await self._images.read(call.prompt)
             prompt = self._images.text(parts)
             add_special_tokens &= not self._images.has_special_tokens(parts)
