@@ -211,7 +211,12 @@ async def test_the_cache_holds_as_many_more_tokens_as_its_elements_are_smaller(s
 
 @pytest.mark.parametrize(
     ("tier", "name", "cache"),
-    [("padded", "gpt-neo", E4M3), ("padded", "codegen", E5M2), ("pair", "t5", E4M3), ("pair", "bart", E5M2)],
+    [
+        ("padded", "gpt-neo", E4M3),
+        pytest.param("padded", "codegen", E5M2, marks=pytest.mark.slow),
+        pytest.param("pair", "t5", E4M3, marks=pytest.mark.slow),
+        ("pair", "bart", E5M2),
+    ],
 )
 async def test_the_padded_tiers_equal_the_rounded_reference(
     tmp_path: Path, tier: str, name: str, cache: CacheType

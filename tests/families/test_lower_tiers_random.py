@@ -31,7 +31,9 @@ KINDS = [
 
 
 @pytest.mark.parametrize("num_calls", [40, pytest.param(600, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in ("bart", "led") else ()) for name in MODELS]
+)
 async def test_no_request_depends_on_other_calls(tmp_path: Path, name: str, num_calls: int) -> None:
     save_model(tmp_path, MODELS[name])
     shard = LocalShard.load(tiny_options(tmp_path))

@@ -94,6 +94,7 @@ def test_servers_1_metrics_of_all_replicas_are_summed_and_shown_one_by_one(urls,
     assert b"By replica" in render(build_run_report([Analysis.of(result)]))
 
 
+@pytest.mark.slow
 def test_servers_1_metrics_are_read_from_another_place_without_the_key(urls, states, tmp_path):
     with stream_server(ServerState(metrics="tgi_queue_size 7\n")) as (metrics_url, other):
         result = run(urls[:1], tmp_path, requests=2, drain="1s", metrics_url=f"{metrics_url}/metrics", api_key="secret")

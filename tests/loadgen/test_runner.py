@@ -142,6 +142,7 @@ def test_an_open_loop_starts_requests_independent_of_those_in_flight(url, state,
     assert (tmp_path / "r" / "schedule.parquet").exists()
 
 
+@pytest.mark.slow
 def test_trust_W12_a_burst_is_an_open_loop_for_the_load_and_for_its_report(url, state, tmp_path):
     config = BenchConfig(mode="burst", requests=6, max_in_flight=2, input_tokens="8", output_tokens="4")
 

@@ -43,6 +43,7 @@ def test_a_method_that_exceeds_its_limit_is_stopped(tmp_path: Path) -> None:
         Candidate("eetq", plan(tmp_path, limit_s=0.1))
 
 
+@pytest.mark.slow
 def test_a_method_with_a_rounded_checkpoint_is_measured(tmp_path: Path) -> None:
     with closing(Served("none", plan(tmp_path))) as plain, closing(Served("exl2", plan(tmp_path))) as exl2:
         expected, found = plain.predictions(), exl2.predictions()

@@ -27,6 +27,7 @@ def coverage_and_width(server: KnownServer, count: int) -> tuple[float, float]:
     return covered / len(printed), statistics.median((each.hi - each.lo) / server.capacity for each in printed)
 
 
+@pytest.mark.slow
 def test_trust_F1_the_interval_of_a_search_covers_the_capacity_and_is_narrow() -> None:
     coverage, width = coverage_and_width(KNOWN_SERVERS[0], 8)
 

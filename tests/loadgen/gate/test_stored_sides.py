@@ -77,6 +77,7 @@ def test_trust_W10_a_killed_run_is_refused_everywhere_and_its_report_renders(run
     assert "Incomplete: stopped after 7 of 60 s" in (tmp_path / "page/report.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_live_side_is_run_five_times_against_a_baseline(runs, tmp_path, monkeypatch, capsys):
     cli.main(["baseline", "bless", "main", str(runs), "--reason", "release", "--author", "Ada"])
     baseline = json.loads((tmp_path / "baselines/main.json").read_text())["runs"][0]

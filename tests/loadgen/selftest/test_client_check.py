@@ -159,6 +159,7 @@ def test_trust_3a_the_conclusion_names_no_load_above_an_inaccurate_one():
     assert found.conclusion().endswith("64 streams are not accurate (degraded: starved, stopped for up to 38 ms)")
 
 
+@pytest.mark.slow
 def test_trust_3a_bursts_are_timed_by_arrival_not_by_read():
     """Streams whose tokens come together are read one after the other; how late depends on the machine."""
     level = client_check.measure_level(16, 0.5, first_s=0.02, gap_s=0.01, sends_bursts=True)

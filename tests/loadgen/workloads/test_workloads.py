@@ -90,6 +90,7 @@ def test_a_warm_cache_has_seen_every_prefix_before_the_load(url, state, tmp_path
     assert result.manifest.prefix_cache == "warm"
 
 
+@pytest.mark.slow
 def test_sharegpt_requests_answers_as_long_as_those_in_the_file(url, state, tmp_path):
     file = tmp_path / "sharegpt.json"
     turns = [[("human", "one two"), ("gpt", "a b c")], [("human", "three"), ("gpt", "d e f g h")]]

@@ -229,6 +229,7 @@ def test_a_private_model_is_downloaded_and_its_token_is_not_logged(tmp_path):
     assert (snapshot / "model.safetensors").read_bytes() == b"weights"
 
 
+@pytest.mark.slow
 def test_a_wrong_token_is_an_error_without_the_token(tmp_path):
     with fake_hub() as hub:
         hub.add("some/private", {"model.safetensors": b"weights"}, token="hf_right")
@@ -281,6 +282,7 @@ def test_a_local_pickle_is_converted_by_default(tmp_path, capfd, flags, names):
     assert ("Nothing but tensors is read from pickles" in capfd.readouterr().out) == (flags == ())
 
 
+@pytest.mark.slow
 def test_model_server_M32_offline_with_nothing_cached_fails(tmp_path):
     with fake_hub() as hub:
         done = download(hub, tmp_path, "some/model", HF_HUB_OFFLINE="1")

@@ -135,8 +135,10 @@ async def test_heads_of_a_quantized_model_change_no_token(quantize: str) -> None
         shard.close()
 
 
+# `tests/families/test_draft_heads.py` has the other kinds in the short suite.
 @pytest.fixture(
-    scope="module", params=["medusa-v1", pytest.param("medusa-v2", marks=pytest.mark.slow), "mlp-speculator"]
+    scope="module",
+    params=["medusa-v1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("medusa-v2", "mlp-speculator"))],
 )
 def heads(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     base = save_tiny_model(tmp_path_factory.mktemp("llama"), "llama")

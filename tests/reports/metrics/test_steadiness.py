@@ -117,7 +117,9 @@ def test_trust_S1_a_run_of_ten_seconds_is_checked() -> None:
     assert analysed(sample_run(load)).summary["verdict"]["findings"] == []
 
 
-@pytest.mark.parametrize("mode", ["stages", "trace", "burst"])
+@pytest.mark.parametrize(
+    "mode", ["stages", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("trace", "burst"))]
+)
 def test_trust_S1_loads_of_varying_rate_are_not_checked(mode: str) -> None:
     run: Any = slowed(FAST, lambda t: np.where(t < 18, t / 3, t - 12))
     run.manifest.mode, run.manifest.open_loop = mode, False

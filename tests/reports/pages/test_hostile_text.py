@@ -207,6 +207,7 @@ def test_ci_output_is_inert_too() -> None:
     assert "&lt;script&gt;" in texts["junit"]
 
 
+@pytest.mark.slow
 def test_a_studys_text_is_inert_too(tmp_path: Path) -> None:
     study = sample_study(24)
     trials = tuple(

@@ -190,6 +190,7 @@ def test_report_states_setup_clipping_and_length_control(written: ReportPaths) -
         assert fact in text.replace("\\_", "_")
 
 
+@pytest.mark.slow
 def test_report_is_rebuilt_identically_from_the_saved_run(written: ReportPaths) -> None:
     report = build_run_report([analyse_run(written.html.parent)])
 

@@ -227,6 +227,7 @@ def test_the_layout_has_panels_of_outputs() -> None:
     assert packed.shape == (PANEL + 1, ROW_GROUP + 4)
 
 
+@pytest.mark.slow
 def test_both_instruction_sets_give_the_same_bits(libraries: Libraries) -> None:
     both = [libraries(instructions) for instructions in TARGETS]
     rows = torch.randn(9, 256)

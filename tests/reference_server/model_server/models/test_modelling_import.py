@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 UNUSED = ("torch._dynamo", "torch.distributed.tensor", "sympy", "triton", "scipy", "accelerate")
 SERVE = """
 import asyncio, sys
@@ -40,6 +42,7 @@ def test_a_shard_imports_no_compiler() -> None:
     assert set(UNUSED).isdisjoint(loaded)
 
 
+@pytest.mark.slow
 def test_parts_of_the_compiler_are_imported_at_their_first_use() -> None:
     _run(INDEX_MODE)
 
