@@ -62,18 +62,24 @@ class IntegerProduct:
 
     def __init__(self, weight: PackedIntegers, dtype: torch.dtype, order: Tensor | None = None) -> None:
         self.weight = weight
+        self._is_placed = False
         self.order = order
         self.kernel = f"int{weight.bits}-{instructions()}"
         self.dtype = dtype
         operator = getattr(torch.ops.reference_server_cpu, f"integer_linear_{instructions()}")
         self._product: Any = operator.default
         groups, quads = weight.codes.shape[1:3]
-        self._weights = (weight.codes, weight.multipliers, weight.scales, weight.zeros)
         self._sizes = (weight.shape[0], groups, 4 * quads, weight.bits)
 
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.weight.tensors) + (0 if self.order is None else self.order.nbytes)
+
+    def place_weight(self) -> None:
+        """Move the weight to the memory for weights, where it stays as long as the model."""
+        if not self._is_placed:
+            self.weight = self.weight.in_weight_memory()
+            self._is_placed = True
 
     def __call__(self, rows: Tensor) -> Tensor:
         """rows: [rows, inputs]; returns [rows, outputs]."""
@@ -85,7 +91,10 @@ class IntegerProduct:
             rows = rows[:, self.order]
         elif rows.stride(1) != 1:
             rows = rows.contiguous()
-        result: Tensor = self._product(rows, *self._weights, bias, *self._sizes)
+        weight = self.weight
+        result: Tensor = self._product(
+            *(rows, weight.codes, weight.multipliers, weight.scales, weight.zeros, bias), *self._sizes
+        )
         return result
 
     def dequantize(self) -> Tensor:

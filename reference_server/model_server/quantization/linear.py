@@ -109,6 +109,9 @@ def stacked(linears: Sequence[QuantizedLinear], keep: bool) -> Callable[[Tensor]
     if whole is None:
         return lambda hidden: torch.cat([linear.rows(hidden) for linear in linears], 1)
     bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
+    if not keep:
+        # Before its parts, which are views of its memory.
+        whole.place_weight()
     first = 0
     for linear in linears if not keep else ():
         linear.product = whole.part(first, linear.out_features)

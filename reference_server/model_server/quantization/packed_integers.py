@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from reference_server.model_server.memory.weight_memory import placed
+
 PANEL = 32
 ROW_GROUP = 64
 """Inputs of a row that share a scale, where the weight has no groups."""
@@ -37,6 +39,16 @@ class PackedIntegers:
     def tensors(self) -> tuple[Tensor, ...]:
         every = (self.codes, self.multipliers, self.scales, self.zeros)
         return tuple(tensor for tensor in every if tensor is not None)
+
+    def in_weight_memory(self) -> "PackedIntegers":
+        """A copy in the memory for weights."""
+        return replace(
+            self,
+            codes=placed(self.codes),
+            multipliers=placed(self.multipliers),
+            scales=None if self.scales is None else placed(self.scales),
+            zeros=None if self.zeros is None else placed(self.zeros),
+        )
 
     def part(self, first: int, outputs: int) -> "PackedIntegers":
         """The weight of some outputs, in the same memory. first: a multiple of PANEL."""

@@ -26,6 +26,7 @@ from reference_server.model_server.models.fused.fused_linear import (
     heads_in_order,
     is_head,
     is_output,
+    place_weight,
     shape_of,
     split_heads,
     stacked,
@@ -79,7 +80,10 @@ class FusedDecoder:
         heads = _heads(layers[0], layout)
         self._fused: list[FusedLayer] = []
         for layer in layers:
-            self._fused.append(_fuse_layer(layer, layout, heads, keep))
+            fused = _fuse_layer(layer, layout, heads, keep)
+            for linear in (fused.qkv, fused.output, fused.up, fused.down) if not keep else ():
+                place_weight(linear)
+            self._fused.append(fused)
             return_free_memory()
         self._heads = heads
         self._layout = layout
@@ -93,6 +97,8 @@ class FusedDecoder:
         is_tied = head.weight.data_ptr() == weight.data_ptr()
         self.head = head if keep else take_weights(head, keep=is_tied)
         """[rows, hidden] -> [rows, vocab_size], before the logits are scaled."""
+        if not keep:
+            place_weight(self.head)
         self._softcap: float | None = getattr(model.config, "final_logit_softcapping", None)
         self._divisor: float = getattr(model.config, "logits_scaling", 1.0)
         self.added_bytes = weight.nbytes if is_tied and can_pack(weight) else 0

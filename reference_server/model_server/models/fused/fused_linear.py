@@ -17,6 +17,7 @@ from reference_server.model_server.models.tensor_parallel.rank_modules import (
     RowParallelConv1D,
     RowParallelLinear,
 )
+from reference_server.model_server.quantization.integers import IntegerLinear
 from reference_server.model_server.quantization.linear import QuantizedLinear, rows_of
 from reference_server.model_server.quantization.linear import stacked as stacked_quantized
 
@@ -103,6 +104,15 @@ def take_weights(module: Any, keep: bool = False) -> Linear:
         _empty(module)
     # The method and not the module: a module's call costs as much as a small product.
     return packed.rows
+
+
+def place_weight(linear: Linear) -> None:
+    """Move the weight of a linear in its fastest form to the memory for weights."""
+    match getattr(linear, "__self__", None):
+        case PackedLinear() as packed:
+            packed.place_weight()
+        case IntegerLinear(product=product):
+            product.place_weight()
 
 
 def _plain(weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -6,7 +6,7 @@ without the processor's instruction. Plain `F.linear` reorders the weight on eve
 product at few rows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reference_server.model_server.cpu_kernels import build
+from reference_server.model_server.memory.weight_memory import placed
 
 PACKED_DTYPES = (torch.bfloat16, torch.float16)
 # oneDNN chooses its layout for this row count; other counts make little difference.
@@ -50,6 +51,12 @@ class PackedLinear(nn.Module):
             packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), TYPICAL_ROWS)
             self._product = torch.ops.mkldnn._linear_pointwise.default
             self._operands = (packed, bias, "none", [], "")
+
+    def place_weight(self) -> None:
+        """Move the weight to the memory for weights, where it stays as long as the model."""
+        if self.panels is not None:
+            self.panels = replace(self.panels, packed=placed(self.panels.packed))
+            self._operands = (self.panels.packed, *self._operands[1:])
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden: [..., inputs]; returns [..., outputs]."""
@@ -90,7 +97,8 @@ def can_compile(weight: Tensor) -> bool:
 def in_panels(weight: Tensor) -> Tensor:
     """[outputs, inputs] as [outputs / PANEL, inputs / 2, PANEL, 2]; the last panel is padded with zeros."""
     outputs, inputs = weight.shape
-    whole = F.pad(weight, (0, 0, 0, -outputs % PANEL))
+    # Padding by nothing copies.
+    whole = F.pad(weight, (0, 0, 0, -outputs % PANEL)) if outputs % PANEL else weight
     return whole.view(-1, PANEL, inputs // 2, 2).permute(0, 2, 1, 3).contiguous()
 
 
@@ -107,7 +115,9 @@ def pack_linears(model: nn.Module, tied: Tensor | None) -> int:
         if tied is not None and weight.data_ptr() == tied.data_ptr():
             added += weight.nbytes
         parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, PackedLinear(weight, module.bias))
+        packed = PackedLinear(weight, module.bias)
+        packed.place_weight()
+        setattr(model.get_submodule(parent), child, packed)
     return added
 
 
