@@ -1,7 +1,7 @@
 """The files of a model on this machine: those of a preset, of a local directory or of the hub's cache.
 
-A speculator consists of heads that draft for another model, its base. Its config names the base, which is
-then the model.
+A speculator consists of heads that draft for another model, its base. Its config names the base, which is loaded as the
+model.
 """
 
 import logging

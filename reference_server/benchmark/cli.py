@@ -129,7 +129,7 @@ def _check_prefix_cache(config: BenchmarkConfig, info: ModelInfo) -> None:
 
 
 async def _warm_up(shard: Shard, step_load: StepLoad, largest: int, *, is_new: bool) -> None:
-    """Size the K/V cache of a model server that no router has warmed up. is_new: it is known to be one."""
+    """Size the K/V cache of a model server that no router has warmed up. is_new: the benchmark has started it."""
     if not is_new:
         try:
             await time_batch(shard, step_load, 1)

@@ -1,4 +1,4 @@
-"""The page of a benchmark, in the manner of the reports."""
+"""The page of a benchmark, with the layout of the reports."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -35,7 +35,7 @@ THROUGHPUTS: Mapping[str, Measure] = {
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """Statistics of one step at one batch size. A percentile needs so many runs that one of them is above it."""
+    """Statistics of one step at one batch size. A percentile needs a run above it."""
 
     step: str
     batch_size: int

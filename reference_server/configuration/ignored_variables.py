@@ -1,7 +1,7 @@
 """TGI's environment variables without an effect here, each with the reason or the remedy: one warning names those set.
 
-Flags need no table: each of TGI's is a field of `config.py`. A variable that a library reads itself is not listed, such
-as `HF_HUB_OFFLINE`, nor one whose effect is always in force, such as `LOG_COLORIZE=1`.
+Flags need no table: each of TGI's is a field of `config.py`. Not listed are variables that a library reads, such as
+`HF_HUB_OFFLINE`, and those whose effect is always on, such as `LOG_COLORIZE=1`.
 """
 
 from collections.abc import Mapping

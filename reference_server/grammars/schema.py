@@ -1,7 +1,8 @@
 """A JSON schema -> llguidance's grammar: limits, a few rewritten keywords, and refusals by name.
 
-Annotations are ignored, as in every validator, and `uniqueItems` is, since no grammar remembers values. Other keywords
-that narrow the valid values, and that llguidance does not know, are refused: a complete output is valid.
+Annotations are ignored, as in every validator. `uniqueItems` is ignored too, because a grammar cannot compare values.
+Any other keyword that narrows the valid values is refused if llguidance does not support it, so a complete output is
+valid.
 """
 
 import json
@@ -141,7 +142,7 @@ def _subschemas(schema: Mapping[str, Any]) -> Iterator[Schema]:
 
 
 def _num_parts(schema: Mapping[str, Any]) -> int:
-    """The number of places that describe one object's properties together. Such objects cannot be closed one by one."""
+    """The number of places that describe one object's properties together. Several cannot be closed one by one."""
 
     def describes(part: Schema) -> bool:
         return isinstance(part, dict) and any(keyword in part for keyword in _DESCRIBES_PROPERTIES)
@@ -216,7 +217,7 @@ def _rewrite(schema: dict[str, Any], is_open: bool) -> None:
             raise SchemaError("`unevaluatedProperties` beside schemas of the same object is not supported")
         schema.setdefault("additionalProperties", schema.pop("unevaluatedProperties"))
     if "properties" in schema:
-        # As TGI: an object with the listed properties only, unless the schema asks for more.
+        # As TGI: an object with the listed properties only, unless the schema allows more.
         schema.setdefault("type", "object")
         is_closed = not is_open and "patternProperties" not in schema
         if is_closed and schema["properties"].keys() >= set(schema.get("required", ())):

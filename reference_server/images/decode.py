@@ -1,6 +1,6 @@
 """Decodes a client's image. The file's header decides on limits, before any pixel is decoded.
 
-An image is turned as its EXIF data ask, like one that `transformers.image_utils.load_image` loads.
+An image is turned by its EXIF orientation, as `transformers.image_utils.load_image` does.
 """
 
 import io

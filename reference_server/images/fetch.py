@@ -106,7 +106,7 @@ class ImageFetcher:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
         addresses = [str(entry[4][0]) for entry in found]
-        # A scope (`fe80::1%eth0`) is no part of an address.
+        # A scope (`fe80::1%eth0`) is not part of an address.
         if not addresses or not all(self._is_allowed(ipaddress.ip_address(each.split("%")[0])) for each in addresses):
             raise _failed(f"the address of {target.host:.100} is not public")
         return addresses[0]

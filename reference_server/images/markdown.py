@@ -54,7 +54,7 @@ def image_of_data_url(url: str) -> Image:
 
 
 def chunks_of_flat(prompt: str) -> tuple[InputChunk, ...]:
-    """The chunks of a prompt that a router flattened for schema v2. All that is no image in base64 is text."""
+    """The chunks of a prompt that a router flattened for schema v2. Everything except images in base64 is text."""
     return tuple(part if isinstance(part, str) else _image_or_text(part.url) for part in split_prompt(prompt))
 
 

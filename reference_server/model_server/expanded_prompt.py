@@ -57,7 +57,7 @@ class ExpandedPrompt:
     def images_of(self, ids: Sequence[int], count: int) -> PromptImages | None:
         """The places of the image tokens among the last `count` of the prompt's ids; None if there are none.
 
-        Raises ShardError if the prompt has image tokens that are no image's.
+        Raises ShardError if the prompt has image tokens that belong to no image.
         """
         if self.vision is None or not self.images:
             return None

@@ -46,7 +46,7 @@ class Intake:
     def make_batch(self, batch: Batch, running: Iterable[Sequence] = ()) -> SequenceBatch:
         """Tokenize requests into sequences; raises ShardError for one that cannot be run.
 
-        running: the sequences whose blocks are in use, for requests that come without blocks.
+        running: the sequences whose blocks are in use, for requests without blocks.
         """
         if not batch.requests:
             raise ShardError("Batch must have at least one request")
@@ -154,9 +154,9 @@ class Intake:
         return self.grammars.state(Grammar(parameters.grammar, parameters.grammar_type), prefix)
 
     def _assign_blocks(self, sequences: tuple[Sequence, ...], running: Iterable[Sequence]) -> None:
-        """Give blocks to requests that come without: warm-up, before there is a cache, and every prompt of schema v2.
+        """Give blocks to requests without any: in the warm-up, before the cache exists, and under schema v2.
 
-        A block is free if no sequence holds it, so nothing has to be returned, and all ranks find the same blocks.
+        A block is free if no sequence holds it. Blocks need no explicit release, and all ranks choose the same blocks.
         """
         with_blocks = [sequence for sequence in sequences if sequence.request.blocks]
         in_use = {block for sequence in (*running, *with_blocks) for block in sequence.blocks.tolist()}

@@ -85,7 +85,7 @@ def spans_of_images(is_image: NDArray[np.bool_]) -> NDArray[np.int64]:
     """
     places, length = np.arange(len(is_image)), len(is_image)
     last_text = np.maximum.accumulate(np.where(is_image, -1, places))
-    # The next token that is no image's, looking from the end.
+    # From the end: the next token that belongs to no image.
     next_text = np.minimum.accumulate(np.where(is_image, length, places)[::-1])[::-1]
     first = np.where(is_image, last_text + 1, places)
     return np.stack((first, np.where(is_image, next_text, places + 1))).astype(np.int64)

@@ -116,7 +116,7 @@ class TokenChooser:
 
     @property
     def keeps_state(self) -> bool:
-        """Whether it keeps what it has seen of its rows' outputs, so that other rows of the same sequences differ."""
+        """Whether it stores counts or grammar states of its rows' outputs, so it cannot be used for other rows."""
         return self._pipeline.keeps_state
 
     def choose(self, logits: Tensor, ids: Sequence[Sequence[int]], newest: Tensor | None = None) -> Choice:

@@ -54,7 +54,7 @@ class HuggingFaceHub:
     def snapshot(self, model_id: str, revision: str | None) -> Snapshot:
         """The commit of a branch, tag or commit; offline, or if the hub is not reached, the cached one.
 
-        Raises StartupError if there is none, or none that the token may read. Without a cached commit, other errors of
+        Raises StartupError if none exists or the token may not read it. Without a cached commit, other errors of
         the hub are raised unchanged, since a retry may help.
         """
         library = _library()

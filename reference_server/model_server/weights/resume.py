@@ -26,7 +26,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")
 def fetch_blob(library: Any, url: str, blobs: Path, token: str | None) -> None:
     """Download `url` to `blobs`/ETAG, where huggingface_hub finds it.
 
-    Files without a digest, and those of hf_xet, which checks its chunks, are left to huggingface_hub.
+    huggingface_hub downloads files without a digest, and those of hf_xet, which checks its chunks.
     Raises StartupError if the disk is too small, OSError if the digest is wrong.
     """
     from huggingface_hub.file_download import http_get, is_xet_available
