@@ -67,6 +67,7 @@ def test_an_environment_is_made_once_and_knows_its_versions(tmp_path: Path, use_
         made.version_of("pytest")
 
 
+@pytest.mark.slow
 def test_a_missing_index_is_reported_by_name_and_leaves_no_unfinished_environment(tmp_path: Path, use_index):
     url = f"http://127.0.0.1:{free_port()}/"
     use_index(url)

@@ -28,7 +28,13 @@ from tests.support.models.tiny_shards import SEEDED, tiny_options, warm_up
 pytestmark = pytest.mark.xdist_group("encoder-decoder")
 
 
-@pytest.fixture(scope="module", params=ENCODER_DECODER)
+SHORT = ("t5", "bart", "led, by no record")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow if name not in SHORT else ()) for name in ENCODER_DECODER],
+)
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     directory: Path = tmp_path_factory.mktemp("model")
     with serve_model(directory, save_model(directory, ENCODER_DECODER[request.param])) as loaded:

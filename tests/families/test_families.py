@@ -51,7 +51,14 @@ UNFUSED = "-modules"
 CASES = [*CONFIGS, *(f"{name}{UNFUSED}" for name in ("llama", "mistral-window", "qwen2-window-above"))]
 
 
-@pytest.fixture(scope="module", params=one_group_each(CASES))
+# A second layout of a family whose first one is in the short suite; `test_sharded.py` and `test_fuse.py` have most.
+SECOND_LAYOUTS = (
+    *("llama-linear-rope", "llama-yarn-rope", "qwen2-sharded", "gpt-neox-serial", "gpt2-scaled-by-layer"),
+    *("mpt-6-heads", "falcon-serial", "stablelm-parallel", "qwen2-moe-window", "phimoe-window"),
+)
+
+
+@pytest.fixture(scope="module", params=one_group_each(CASES, slow=SECOND_LAYOUTS))
 def loaded(request: pytest.FixtureRequest, saved_models: SavedModels) -> Iterator[Loaded]:
     saved = saved_models[request.param.removesuffix(UNFUSED)]
     expected = [generate_alone(saved.model, prompt, NEW_TOKENS) for prompt in PROMPTS]

@@ -14,7 +14,11 @@ def test_trust_S1_stationary_queues_are_seldom_degraded():
     assert sum(row["degraded"] for row in rows) <= 0.05 * checked
 
 
-@pytest.mark.parametrize("change", [CHANGES[0], CHANGES[2], CHANGES[3]], ids=lambda change: change.name)
+@pytest.mark.parametrize(
+    "change",
+    [CHANGES[0], *(pytest.param(each, marks=pytest.mark.slow) for each in CHANGES[2:4])],
+    ids=lambda change: change.name,
+)
 def test_trust_S1_a_change_of_a_saturated_server_is_found_in_30_seconds(change):
     row = changed_row(change, load=1.5, speed=4.0, window_s=30.0, runs=10, seed=21)
 

@@ -19,6 +19,8 @@ from tests.contract.http.test_http_openapi import PLATFORMS, mismatches, schema_
 from tests.support.servers.serving import events_of, serve_on_socket
 
 DOCUMENT = openapi_document("0.0.0", PLATFORMS)
+# The bodies of other operations in another frame: tested in the long suite.
+ALIASES = ("/predict", "/vertex")
 OPERATIONS = [
     (path, method)
     for path, methods in sorted(DOCUMENT["paths"].items())
@@ -103,7 +105,10 @@ def run_cases(url: str, path: str, method: str, mode: str, count: int) -> int:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [pytest.param(*each, marks=pytest.mark.slow if each[0] in ALIASES else ()) for each in OPERATIONS],
+)
 def test_answers_are_as_the_document_says(url: str, path: str, method: str, mode: str):
     if method == "post":
         assert run_cases(url, path, method, mode, IN_CI) >= 1

@@ -45,7 +45,7 @@ def plain(directory: Path) -> Iterator[LocalShard]:
     yield from loaded(directory, cpu_memory_gib=0.05)
 
 
-@pytest.fixture(scope="module", params=["ahead", "not-ahead"])
+@pytest.fixture(scope="module", params=["ahead", pytest.param("not-ahead", marks=pytest.mark.slow)])
 def drafting(directory: Path, request: pytest.FixtureRequest) -> Iterator[LocalShard]:
     yield from loaded(directory, cpu_memory_gib=0.05, speculate=SPECULATE, run_ahead=request.param == "ahead")
 

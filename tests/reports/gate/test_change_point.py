@@ -26,7 +26,7 @@ def bisect(seed: int, first_changed: int | None, change: float, noise: float, dr
     return decided, len(measurements), len({each.revision for each in measurements})
 
 
-@pytest.mark.parametrize("drift", [0.0, 0.003])
+@pytest.mark.parametrize("drift", [pytest.param(0.0, marks=pytest.mark.slow), 0.003])
 def test_a_planted_change_of_5_percent_is_found_at_2_percent_noise(drift):
     found = []
     for seed in range(60):
