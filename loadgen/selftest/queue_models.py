@@ -68,6 +68,11 @@ class QueueModel:
     service_cv: float = 1.0
 
     @property
+    def number(self) -> int:
+        """Part of the seeds of its runs: its place in `MODELS`, or the next one."""
+        return MODELS.index(self) if self in MODELS else len(MODELS)
+
+    @property
     def loads(self) -> tuple[float, ...]:
         return (0.0,) if self.servers == 0 else LOADS
 
@@ -78,17 +83,24 @@ class QueueModel:
         return load * self.servers or INDEPENDENT_PER_S
 
 
-def open_queue(servers: int, service_cv: float) -> Callable[[np.random.Generator, int, int, float], Runs]:
-    """M/G/c, first come first served, mean service 1 s: lognormal service times, exponential ones for a cv of 1."""
+def open_queue(
+    servers: int, service_cv: float, slowdown: Callable[[Array], Array] = np.ones_like
+) -> Callable[[np.random.Generator, int, int, float], Runs]:
+    """M/G/c, first come first served, mean service 1 s: lognormal service times, exponential ones for a cv of 1.
+
+    slowdown: factor of the service time, by the time of arrival.
+    """
 
     def simulate(generator: np.random.Generator, runs: int, requests: int, load: float) -> Runs:
         shape = (runs, requests)
         arrival = np.cumsum(generator.exponential(1 / (load * servers), shape), axis=1)
         service = generator.exponential(1, shape) if service_cv == 1 else _lognormal(generator, 1.0, service_cv, shape)
+        tokens = np.ceil(service / TOKEN_S) + 1
+        service = service * slowdown(arrival)
         wait = _waits(arrival, service, servers)
         first_token = wait + _lognormal(generator, FIRST_TOKEN_S, FIRST_TOKEN_CV, shape)
         in_flight = _found_in_flight(arrival, arrival + wait + service)
-        return Runs(arrival, first_token, first_token + service, in_flight, np.ceil(service / TOKEN_S) + 1)
+        return Runs(arrival, first_token, first_token + service, in_flight, tokens)
 
     return simulate
 
@@ -127,6 +139,10 @@ MODELS = (
     QueueModel("closed loop", closed_loop),
     QueueModel("independent", independent, 0, 1.0),
 )
+
+
+def model_named(name: str) -> QueueModel:
+    return next(model for model in MODELS if model.name == name)
 
 
 def log_parameters(mean: float, cv: float) -> tuple[float, float]:
