@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from loadgen.config.bench_settings import DEFAULT_WARMUP_S
-from loadgen.selftest.queue_models import MODELS, QueueModel, Runs
+from loadgen.selftest.queue_models import QueueModel, Runs
 from loadgen.selftest.stationary import PERCENTILES, stationary_values
-from reports.stats.queue_intervals import BoundedEstimate, QueueSeries, fraction, state_time
+from reports.stats.queue_intervals import BoundedEstimate, QueueSeries, fraction, lifetimes, state_time
 from reports.stats.rate_intervals import throughput
 
 # Runs simulated together; their arrays fit into a processor's cache.
@@ -97,11 +97,12 @@ class Setting:
         """Requests to simulate: a few arrive in the warm-up."""
         return self.count + math.ceil(1.5 * DEFAULT_WARMUP_S * self.model.arrivals_per_s(self.load)) + 50
 
-    def cells(self, runs: int, seed: int) -> list[CoverageCell]:
-        truths = stationary_values(self.model.name, self.load)
+    def cells(self, runs: int, seed: int, truths: Mapping[str, float] | None = None) -> list[CoverageCell]:
+        """truths: the stationary values; those that are stored for the model if not given."""
+        truths = stationary_values(self.model.name, self.load) if truths is None else truths
         cells: dict[str, CoverageCell] = {}
         for part, first in enumerate(range(0, runs, RUNS_AT_ONCE)):
-            seeds = [seed, MODELS.index(self.model), round(100 * self.load), self.count, part]
+            seeds = [seed, self.model.number, round(100 * self.load), self.count, part]
             number = min(RUNS_AT_ONCE, runs - first)
             simulated = self.model.simulate(np.random.default_rng(seeds), number, self.simulated, self.load)
             for run in measured_requests(simulated, DEFAULT_WARMUP_S, self.count):
@@ -126,9 +127,10 @@ def estimates(run: Runs, truths: Mapping[str, float]) -> Iterator[tuple[str, Bou
     """All statistics of one run, by their names in `truths`."""
     ttft, e2e = run.queue_s, run.e2e_s
     state = state_time([ttft] if run.in_flight is None else [ttft, run.in_flight])
+    length = lifetimes(run.arrival_s, e2e - ttft)
     series = {
-        "ttft": QueueSeries.of(ttft, state, busy_s=float(e2e.mean())),
-        "e2e": QueueSeries.of(e2e, state, queue=ttft),
+        "ttft": QueueSeries.of(ttft, state, busy_s=float(e2e.mean()), lifetimes=length),
+        "e2e": QueueSeries.of(e2e, state, queue=ttft, lifetimes=length),
     }
     for latency, each in series.items():
         yield f"{latency} mean", each.mean()

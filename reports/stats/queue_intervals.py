@@ -34,6 +34,10 @@ FEW_EVENTS = 30
 UNSEEN_CLUSTER = 3.7
 """Size of a cluster of waiting requests that a run may have missed, in mean times of a request in the server."""
 
+LONG_TIMES, MIN_LIFETIMES = 5.0, 12.0
+"""Time of the long requests in mean times of a request from which on the tail is heavy, and the shortest run under a
+heavy tail, in times of its long requests."""
+
 TAIL_GROWTH = 1.8
 """Relative growth of a high percentile of a queue, divided by the relative growth of its mean."""
 
@@ -169,24 +173,45 @@ def independent_support(percentile: float) -> int:
     return math.ceil(math.log(0.025) / math.log(max(percentile, 100 - percentile) / 100))
 
 
+def lifetimes(start_s: Array, served_s: Array) -> float:
+    """How many times as long as its long requests a run is; infinite if these are not much longer than the others.
+
+    start_s: [requests], the starts, ascending. served_s: [requests], the time of each in the server without the wait.
+    Under a heavy tail, the load of a server follows its long requests, so a run of a few of their times shows only a
+    part of its states. Their time is the mean weighted by the square of the time.
+    """
+    squares = float((served_s**2).sum())
+    if squares <= 0:
+        return math.inf
+    long_s = float((served_s**3).sum()) / squares
+    return float(start_s[-1] - start_s[0]) / long_s if long_s > LONG_TIMES * float(served_s.mean()) else math.inf
+
+
 @dataclass(frozen=True, slots=True)
 class QueueSeries:
     """Latencies in order of start, with their dependence.
 
     queue: for an end-to-end latency, the part that contains the wait in the queue (TTFT); None if the series is TTFT.
     busy_s: mean time of a request in the server. A cluster of waiting requests that did not occur in a run would have
-    added about this much to the sum of waits.
+    added about this much to the sum of waits. lifetimes: length of the run in times of its long requests.
     """
 
     values: Array
     dependence: Dependence
     queue: Array | None = None
     busy_s: float = 0.0
+    lifetimes: float = math.inf
 
     @staticmethod
-    def of(values: Array, state: float | None = None, queue: Array | None = None, busy_s: float = 0.0) -> "QueueSeries":
+    def of(
+        values: Array,
+        state: float | None = None,
+        queue: Array | None = None,
+        busy_s: float = 0.0,
+        lifetimes: float = math.inf,
+    ) -> "QueueSeries":
         """values, queue: [requests], in order of start; state: the `state_time` of the run."""
-        return QueueSeries(values, Dependence.of(values, state), queue, busy_s)
+        return QueueSeries(values, Dependence.of(values, state), queue, busy_s, lifetimes)
 
     @property
     def is_constant(self) -> bool:
@@ -200,10 +225,11 @@ class QueueSeries:
             return BoundedEstimate(Interval(value, value, value))
         if len(self.values) < MIN_COUNT:
             return BoundedEstimate.unsupported(value, MIN_COUNT)
-        if not self.dependence.is_enough:
-            return BoundedEstimate.unsupported(value, self.dependence.needed)
+        needed = max(0 if self.dependence.is_enough else self.dependence.needed, self._needed_for_long_requests)
+        if needed:
+            return BoundedEstimate.unsupported(value, needed)
         lo, hi, _ = self._mean_bounds()
-        return BoundedEstimate.of(value, lo, hi, len(self.values))
+        return self._estimate(value, lo, hi)
 
     def percentile(self, percentile: float) -> BoundedEstimate:
         """A percentile with its interval; the upper bound of a high percentile may exceed the largest value."""
@@ -212,10 +238,22 @@ class QueueSeries:
         if self.is_constant:
             return self.mean()
         value = float(np.quantile(self.values, percentile / 100))
-        needed = self.dependence.needed_for(percentile)
-        if needed is not None:
+        needed = max(self.dependence.needed_for(percentile) or 0, self._needed_for_long_requests)
+        if needed:
             return BoundedEstimate.unsupported(value, needed)
-        return BoundedEstimate.of(value, *self._percentile_bounds(percentile, value), len(self.values))
+        return self._estimate(value, *self._percentile_bounds(percentile, value))
+
+    @property
+    def _needed_for_long_requests(self) -> int:
+        """The number of requests in `MIN_LIFETIMES`; 0 if the run has as many, or if its requests are independent."""
+        if not self.dependence.is_dependent or self.lifetimes >= MIN_LIFETIMES:
+            return 0
+        return math.ceil(len(self.values) * MIN_LIFETIMES / max(self.lifetimes, 1e-9))
+
+    def _estimate(self, value: float, lo: float, hi: float) -> BoundedEstimate:
+        """Under a heavy tail, a run may lack the long requests that make others wait: its upper side is longer."""
+        stretch = 1 + MIN_LIFETIMES / self.lifetimes if self.dependence.is_dependent else 1.0
+        return BoundedEstimate.of(value, lo, value + stretch * (hi - value), len(self.values))
 
     def _z(self, effective: float) -> float:
         return _student(effective, self.dependence.effective)

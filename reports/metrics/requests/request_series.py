@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from reports.metrics.measured import Array, Measured
 from reports.stats.estimators import Interval
-from reports.stats.queue_intervals import Dependence, QueueSeries, fraction, state_time
+from reports.stats.queue_intervals import Dependence, QueueSeries, fraction, lifetimes, state_time
 
 QUEUE_PARTS = {"e2e_s": "ttft_s", "e2e_co_s": "ttft_co_s"}
 """The part of an end-to-end latency that contains the wait in the server's queue."""
@@ -19,11 +19,13 @@ class RequestSeries:
     """The requests that started in the window, in order of start.
 
     state: autocorrelation time of the queue, in requests; None if it is unknown. busy_s: mean E2E latency.
+    lifetimes: length of the run in times of its long requests.
     """
 
     measured: Measured
     state: float | None
     busy_s: float
+    lifetimes: float
 
     @classmethod
     def of(cls, measured: Measured) -> "RequestSeries":
@@ -31,7 +33,14 @@ class RequestSeries:
         first_token = np.asarray(population["ttft_co_s" if is_open else "ttft_s"].dropna(), dtype=np.float64)
         companions = [first_token, _found_in_flight(measured)] if is_open else [first_token]
         e2e = population["e2e_s"]
-        return cls(measured, state_time(companions), float(e2e.mean()) if e2e.notna().any() else 0.0)
+        done = population[e2e.notna()]
+        served = done["e2e_s"] - done["ttft_s"].fillna(0.0)
+        return cls(
+            measured,
+            state_time(companions),
+            float(e2e.mean()) if e2e.notna().any() else 0.0,
+            lifetimes(np.asarray(done["start_s"], dtype=np.float64), np.asarray(served, dtype=np.float64)),
+        )
 
     def series(self, name: str) -> QueueSeries:
         """The known values of a per-request metric, by its column."""
@@ -43,7 +52,7 @@ class RequestSeries:
         if queue is not None and np.isnan(queue).any():
             queue = None  # blocking calls have no first token
         busy_s = self.busy_s if name in QUEUE_METRICS else 0.0
-        return QueueSeries.of(values[known], self.state, queue, busy_s)
+        return QueueSeries.of(values[known], self.state, queue, busy_s, self.lifetimes)
 
 
 def run_fraction(measured: Measured, met: npt.NDArray[np.bool_]) -> Interval:

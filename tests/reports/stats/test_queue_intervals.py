@@ -1,8 +1,9 @@
 """The support of an interval: how many requests a percentile needs if they depend on each other."""
 
+import numpy as np
 import pytest
 
-from reports.stats.queue_intervals import Dependence
+from reports.stats.queue_intervals import MIN_LIFETIMES, Dependence, QueueSeries, lifetimes
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,40 @@ def test_trust_W3_support_counts_the_dependence_of_the_series_itself() -> None:
 def test_trust_W3_as_many_requests_that_do_not_depend_on_each_other_support_the_percentile() -> None:
     assert Dependence(count=1000, own=1.0, state=1.0, both=1.0).needed_for(99.0) is None
     assert Dependence(count=300, own=1.0, state=1.0, both=1.0).needed_for(99.0) == 368
+
+
+def test_trust_C1_the_time_of_long_requests_is_weighted_by_its_square() -> None:
+    """99 requests of 1 s and one of 99 s: (99 + 99 ** 3) / (99 + 99 ** 2) = 98.02 s, 50 times the mean."""
+    served_s = np.array([1.0] * 99 + [99.0])
+
+    assert lifetimes(np.arange(100.0), served_s) == pytest.approx(99 / 98.02)
+    assert lifetimes(np.array([]), np.array([])) == float("inf")
+
+
+def test_trust_C1_requests_of_similar_length_have_no_heavy_tail() -> None:
+    served_s = np.random.default_rng(1).exponential(1.0, 300)
+
+    assert lifetimes(np.arange(300.0), served_s) == float("inf")
+
+
+def test_trust_C1_a_run_of_a_few_lifetimes_has_no_interval_of_dependent_latencies() -> None:
+    waves = 1 + np.sin(np.arange(4_000) / 10)
+    short, long = (QueueSeries.of(waves, lifetimes=times) for times in (MIN_LIFETIMES / 2, MIN_LIFETIMES))
+
+    assert long.mean().is_supported
+    assert long.percentile(50.0).is_supported
+    assert (short.mean().needed, short.percentile(50.0).needed) == (8_000, 8_000)
+
+
+def test_trust_C1_a_heavy_tail_has_a_longer_upper_side() -> None:
+    waves = 1 + np.sin(np.arange(4_000) / 10)
+    usual, heavy = (QueueSeries.of(waves, lifetimes=times).mean().interval for times in (np.inf, 2 * MIN_LIFETIMES))
+
+    assert heavy.lo == usual.lo
+    assert heavy.hi - heavy.value == pytest.approx(1.5 * (usual.hi - usual.value))
+
+
+def test_trust_C1_independent_latencies_need_no_lifetimes() -> None:
+    independent = np.random.default_rng(1).exponential(1.0, 1_000)
+
+    assert QueueSeries.of(independent, lifetimes=0.1).mean().is_supported
