@@ -22,8 +22,9 @@ from loadgen.selftest.coverage import Setting, measured_requests
 from loadgen.selftest.queue_models import MODELS
 from loadgen.selftest.stationary import stationary_values
 from reports.stats.bootstrap import block_length, bootstrap_mean, bootstrap_percentiles
+from reports.stats.dependence import autocorrelation_time, state_time
 from reports.stats.estimators import Interval, mean_interval
-from reports.stats.queue_intervals import QueueSeries, autocorrelation_time, state_time
+from reports.stats.queue_intervals import QueueSeries
 
 Array = npt.NDArray[np.float64]
 

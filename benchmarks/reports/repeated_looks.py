@@ -29,7 +29,7 @@ from loadgen.target import machine
 from reports.gate.history import MAX_POINTS, MIN_SEGMENT, CommitPoint, find_changes
 from reports.metrics.early_end import CONVERGED_FACTOR
 from reports.metrics.named_metrics import relative_half_width
-from reports.stats.queue_intervals import Dependence, state_time
+from reports.stats.dependence import Dependence, state_time
 
 LAST = 12_800
 QUEUES = (

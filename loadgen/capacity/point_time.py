@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from reports.stats.queue_intervals import MIN_EFFECTIVE
+from reports.stats.dependence import MIN_EFFECTIVE
 
 Z_95 = 1.96
 

@@ -17,7 +17,8 @@ from reports.metrics.named_metrics import has_interval, metric_interval, relativ
 from reports.metrics.requests.request_series import run_dependence
 from reports.metrics.run_metrics import meets_slo
 from reports.metrics.windows import Window, slopes
-from reports.stats.queue_intervals import Dependence, pooled_fraction
+from reports.stats.dependence import Dependence
+from reports.stats.fraction_intervals import pooled_fraction
 
 if TYPE_CHECKING:
     from loadgen.config.bench_config import BenchConfig

@@ -13,7 +13,10 @@ import numpy as np
 from loadgen.config.bench_settings import DEFAULT_WARMUP_S
 from loadgen.selftest.queue_models import QueueModel, Runs
 from loadgen.selftest.stationary import PERCENTILES, stationary_values
-from reports.stats.queue_intervals import BoundedEstimate, QueueSeries, fraction, lifetimes, state_time
+from reports.stats.bounded_estimate import BoundedEstimate
+from reports.stats.dependence import state_time
+from reports.stats.fraction_intervals import fraction
+from reports.stats.queue_intervals import QueueSeries, lifetimes
 from reports.stats.rate_intervals import throughput
 
 # Runs simulated together; their arrays fit into a processor's cache.

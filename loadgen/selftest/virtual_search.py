@@ -19,7 +19,7 @@ from loadgen.generator.stop_rules import DOUBLING, FIRST_LOOK, FREQUENT, queue_g
 from reports.metrics.checks.overload import is_growing
 from reports.metrics.windows import Window
 from reports.stats.capacity import RunEvidence
-from reports.stats.queue_intervals import Dependence, state_time
+from reports.stats.dependence import Dependence, state_time
 
 Array = npt.NDArray[np.float64]
 FIRST_TOKEN_S = 0.05

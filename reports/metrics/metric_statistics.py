@@ -18,8 +18,10 @@ from reports.metrics.requests.pooled_metrics import PooledMetric
 from reports.metrics.requests.request_series import RequestSeries
 from reports.run_schema import NOT_FAILED, Status
 from reports.stats.bootstrap import block_length, bootstrap_percentiles
+from reports.stats.bounded_estimate import BoundedEstimate
+from reports.stats.dependence import independent_support
 from reports.stats.estimators import PERCENTILES, Interval, adjusted_quantile, is_supported, percentile_name
-from reports.stats.queue_intervals import BoundedEstimate, QueueSeries, independent_support
+from reports.stats.queue_intervals import QueueSeries
 
 
 class BootstrapCache:

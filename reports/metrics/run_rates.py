@@ -14,8 +14,9 @@ from reports.metrics.measured import Array, Measured
 from reports.metrics.requests.request_series import run_dependence
 from reports.metrics.windows import UNEVEN_MODES
 from reports.run_schema import Status
+from reports.stats.dependence import Dependence
 from reports.stats.estimators import NUM_BATCHES, Interval
-from reports.stats.queue_intervals import Dependence, fraction
+from reports.stats.fraction_intervals import fraction
 from reports.stats.rate_intervals import amount_rate, throughput
 
 

@@ -14,7 +14,7 @@ from reports.metrics.requests.request_series import run_dependence
 from reports.metrics.summary import Analysis, metric_value
 from reports.stats.capacity import Capacity, RunEvidence
 from reports.stats.estimators import Interval
-from reports.stats.queue_intervals import pooled_fraction
+from reports.stats.fraction_intervals import pooled_fraction
 
 STOPPED_BY_OVERLOAD = "overload"
 SHORT_OF_REQUESTS = ("completions", "steady_state")

@@ -13,7 +13,8 @@ from reports.metrics.front import front
 from reports.metrics.sweep import LoadPoint, Sweep
 from reports.pages.best_by_load import NOTE, best_by_load, best_sentence, best_table
 from reports.pages.sections.facts import start_time
-from reports.pages.sweep_page import LOAD_NAMES, linked_points, point_label, points_table, sweep_json, verdict
+from reports.pages.sweep_figures import LOAD_NAMES
+from reports.pages.sweep_page import linked_points, point_label, points_table, sweep_json, verdict
 from reports.plots import matrix_plots
 
 FRONT = (

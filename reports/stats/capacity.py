@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from reports.stats.capacity_fit import MIN_LOADS, CapacityFit, LoadShare
+from reports.stats.dependence import Dependence, autocorrelation_time
 from reports.stats.estimators import Interval, wilson
-from reports.stats.queue_intervals import Dependence, autocorrelation_time
 
 NEAR = (0.6, 1.5)
 """Range of the fitted loads, as multiples of the capacity: further away, the logit is not linear in the load."""

@@ -8,29 +8,22 @@ few independent requests has no interval; the result then states the number of r
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-from scipy import fft, special
+from scipy import special
 
-from reports.stats.estimators import Interval, is_supported, student_quantile, wilson
+from reports.stats.bounded_estimate import BoundedEstimate
+from reports.stats.dependence import (
+    Array,
+    Dependence,
+    autocorrelation_time,
+    exceedance_time,
+    independent_support,
+)
+from reports.stats.estimators import Interval, student_quantile
 
-Array = npt.NDArray[np.float64]
-
-# All constants were chosen by simulation with one set of seeds, and confirmed with other seeds.
-MIN_EFFECTIVE = 30.5
-"""Fewest independent requests (n / tau) for an interval."""
-INFLATION, ATTAINMENT_INFLATION = 180.0, 60.0
-"""Inflation of tau, divided by the number of independent requests: for latencies, and for fractions."""
-SUPPORT_FACTORS = ((99.0, 1.5), (95.0, 0.7), (90.0, 0.75))
-"""Lowest percentile, and the requests that it needs (n / tau) as a multiple of `independent_support`."""
 MIN_COUNT = 6
-OWN_SUPPORT_FACTOR = 1.2
-"""As `SUPPORT_FACTORS`, with the tau of the series itself."""
-FEW_EVENTS = 30
-"""With fewer requests than this on one side, a fraction shows too little of its dependence."""
 UNSEEN_CLUSTER = 3.7
 """Size of a cluster of waiting requests that a run may have missed, in mean times of a request in the server."""
 
@@ -40,137 +33,6 @@ heavy tail, in times of its long requests."""
 
 TAIL_GROWTH = 1.8
 """Relative growth of a high percentile of a queue, divided by the relative growth of its mean."""
-
-SERIES_LEVELS = (None, 50.0, 75.0, 90.0)
-STATE_LEVELS = (None, 50.0, 90.0)
-"""Percentiles whose exceedances are examined; None stands for the values."""
-
-
-@dataclass(frozen=True, slots=True)
-class BoundedEstimate:
-    """A value with its interval. An unsupported interval has NaN bounds and the number of requests that it needs."""
-
-    interval: Interval
-
-    @staticmethod
-    def of(value: float, lo: float, hi: float, count: int) -> "BoundedEstimate":
-        """A supported interval from `count` requests.
-
-        If it is wider than the value, `needed` is the number of requests for which it is not: the width falls with the
-        square root of their number.
-        """
-        width = (hi - lo) / abs(value) if value else 0.0
-        return BoundedEstimate(Interval(value, lo, hi, math.ceil(count * width**2) if width > 1 else None))
-
-    @staticmethod
-    def unsupported(value: float, needed: int) -> "BoundedEstimate":
-        """A value without an interval. needed: the number of requests that an interval needs."""
-        return BoundedEstimate(Interval(value, math.nan, math.nan, needed))
-
-    def widened(self, factor: float) -> "BoundedEstimate":
-        return BoundedEstimate(self.interval.widened(factor))
-
-    @property
-    def is_supported(self) -> bool:
-        return not math.isnan(self.interval.lo)
-
-    @property
-    def needed(self) -> int | None:
-        return self.interval.needed
-
-
-def autocorrelation_time(series: Array) -> float | None:
-    """Integrated autocorrelation time, in requests; None for a constant series.
-
-    Geyer's initial monotone sequence estimator ("Practical Markov Chain Monte Carlo", 1992).
-    """
-    count = len(series)
-    if count < 4 or series.min() == series.max():
-        return None
-    size = fft.next_fast_len(2 * count, real=True)
-    spectrum = fft.rfft(series - series.mean(), size)
-    covariance = fft.irfft(spectrum.real**2 + spectrum.imag**2, size)[: count - count % 2]
-    pairs = (covariance[0::2] + covariance[1::2]) / covariance[0]
-    ends = np.flatnonzero(pairs <= 0)
-    leading = pairs[: ends[0]] if len(ends) else pairs
-    return float(2 * np.minimum.accumulate(leading).sum() - 1) if len(leading) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Dependence:
-    """How strongly successive requests of a series depend on each other, as autocorrelation times in requests.
-
-    own: of the series. state: the largest of the series that show the state of the queue. both: the larger of the two.
-    """
-
-    count: int
-    own: float
-    state: float
-    both: float
-
-    @staticmethod
-    def of(series: Array, state: float | None = None) -> "Dependence":
-        """The dependence of a series. state: the `state_time` of the run; None without such series."""
-        count = len(series)
-        own = max(_longest_time(series, SERIES_LEVELS), 1.0) if count else 1.0
-        state = own if state is None else state
-        noise = 1 + 8 / math.sqrt(max(count, 1))
-        both = max(own, state)
-        return Dependence(count, own if own > noise else 1.0, max(state, 1.0), both if both > noise else 1.0)
-
-    @property
-    def effective(self) -> float:
-        """Number of independent requests with the same information."""
-        return self.count / self.both
-
-    @property
-    def is_dependent(self) -> bool:
-        """Whether the dependence is significant: independent requests exceed this bound in less than 1 % of runs."""
-        return self.both > 1 + 20 / math.sqrt(max(self.count, 1))
-
-    @property
-    def is_enough(self) -> bool:
-        return not self.is_dependent or self.effective >= MIN_EFFECTIVE
-
-    @property
-    def needed(self) -> int:
-        """About how many requests at this load are enough."""
-        return math.ceil(self.count * MIN_EFFECTIVE / self.effective)
-
-    def inflated(self, time: float, constant: float = INFLATION) -> float:
-        """An autocorrelation time, corrected upwards: a short run underestimates it."""
-        return 1 + (time - 1) * (1 + constant / self.effective)
-
-    def needed_for(self, percentile: float) -> int | None:
-        """Number of requests that the interval of a percentile needs; None if there are enough."""
-        if not self.is_enough:
-            return self.needed
-        if not self.is_dependent:
-            return None if is_supported(percentile, self.count) else independent_support(percentile)
-        tail = max(percentile, 100 - percentile)
-        factor = next((factor for bound, factor in SUPPORT_FACTORS if tail >= bound), None)
-        if factor is None:
-            return None
-        support = independent_support(percentile)
-        needed = max(factor * support / self.effective, OWN_SUPPORT_FACTOR * support * self.own / self.count)
-        return math.ceil(needed * self.count) if needed > 1 else None
-
-
-def state_time(companions: Sequence[Array]) -> float | None:
-    """The largest autocorrelation time of the series that show the state of the queue; None without such series.
-
-    companions: [requests] each, in order of start: TTFT, and in an open loop the number in flight at each start.
-    """
-    return max((_longest_time(companion, STATE_LEVELS) for companion in companions if len(companion)), default=None)
-
-
-def independent_support(percentile: float) -> int:
-    """The smallest number of independent values that bounds a percentile from both sides with 95 % confidence.
-
-    >>> [independent_support(p) for p in (90.0, 95.0, 99.0)]
-    [36, 72, 368]
-    """
-    return math.ceil(math.log(0.025) / math.log(max(percentile, 100 - percentile) / 100))
 
 
 def lifetimes(start_s: Array, served_s: Array) -> float:
@@ -256,7 +118,7 @@ class QueueSeries:
         return BoundedEstimate.of(value, lo, value + stretch * (hi - value), len(self.values))
 
     def _z(self, effective: float) -> float:
-        return _student(effective, self.dependence.effective)
+        return student_bound(effective, self.dependence.effective)
 
     def _time(self) -> float:
         """The inflated autocorrelation time.
@@ -349,59 +211,11 @@ class QueueSeries:
     def _median_time(self) -> float:
         if self.dependence.both <= 1:
             return 1.0
-        return self.dependence.inflated(max(1.0, *(_exceedance_time(self.values, level) for level in (50.0, 75.0))))
+        return self.dependence.inflated(max(1.0, *(exceedance_time(self.values, level) for level in (50.0, 75.0))))
 
 
-def fraction(met: npt.NDArray[np.bool_], dependence: Dependence) -> BoundedEstimate:
-    """The fraction of requests for which `met` holds. met: [requests], in order of start.
-
-    dependence: that of the run's TTFT, because a rare event shows too little of its own dependence.
-    """
-    return pooled_fraction([(met, dependence)])
-
-
-def pooled_fraction(
-    runs: Sequence[tuple[npt.NDArray[np.bool_], Dependence]], probability: float = 0.975
-) -> BoundedEstimate:
-    """The fraction over several runs, each with its own dependence; the independent requests of all runs add up.
-
-    probability: the confidence of each bound.
-    """
-    count = sum(len(met) for met, _ in runs)
-    if not count:
-        return BoundedEstimate.unsupported(math.nan, MIN_COUNT)
-    num_met = sum(int(met.sum()) for met, _ in runs)
-    value, known = num_met / count, sum(dependence.effective for _, dependence in runs)
-    if known < MIN_EFFECTIVE and any(dependence.is_dependent for _, dependence in runs):
-        return BoundedEstimate.unsupported(value, math.ceil(count * MIN_EFFECTIVE / known))
-    effective = sum(independent_count(met, dependence) for met, dependence in runs)
-    if min(num_met, count - num_met) < FEW_EVENTS:
-        by_queue = sum(dependence.count / dependence.inflated(dependence.both) for _, dependence in runs)
-        effective = min(effective, by_queue)
-    found = wilson(value * effective, effective, _student(effective, known, probability))
-    return BoundedEstimate.of(value, found.lo, found.hi, count)
-
-
-def independent_count(met: npt.NDArray[np.bool_], dependence: Dependence) -> float:
-    """The number of independent requests with the same information about a fraction."""
-    time = max(dependence.own, autocorrelation_time(met.astype(np.float64)) or 1.0)
-    return len(met) / dependence.inflated(time, ATTAINMENT_INFLATION)
-
-
-def _student(effective: float, known: float, probability: float = 0.975) -> float:
+def student_bound(effective: float, known: float, probability: float = 0.975) -> float:
     return student_quantile(probability, max(2.0, min(effective, known) / 4))
-
-
-def _longest_time(series: Array, levels: Sequence[float | None]) -> float:
-    times = (
-        (autocorrelation_time(series) or 1.0) if level is None else _exceedance_time(series, level) for level in levels
-    )
-    return max(times)
-
-
-def _exceedance_time(series: Array, level: float) -> float:
-    """Autocorrelation time of the indicator that a value exceeds percentile `level`; 1 if none exceeds it."""
-    return autocorrelation_time((series > np.quantile(series, level / 100)).astype(np.float64)) or 1.0
 
 
 def longer_side(error: float) -> float:

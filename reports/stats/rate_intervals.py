@@ -9,8 +9,10 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from reports.stats.bounded_estimate import BoundedEstimate
+from reports.stats.dependence import Dependence, autocorrelation_time
 from reports.stats.estimators import student_quantile
-from reports.stats.queue_intervals import MIN_COUNT, BoundedEstimate, Dependence, autocorrelation_time
+from reports.stats.queue_intervals import MIN_COUNT
 
 Array = npt.NDArray[np.float64]
 

@@ -6,8 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from reports.metrics.measured import Array, Measured
+from reports.stats.dependence import Dependence, state_time
 from reports.stats.estimators import Interval
-from reports.stats.queue_intervals import Dependence, QueueSeries, fraction, lifetimes, state_time
+from reports.stats.fraction_intervals import fraction
+from reports.stats.queue_intervals import QueueSeries, lifetimes
 
 QUEUE_PARTS = {"e2e_s": "ttft_s", "e2e_co_s": "ttft_co_s"}
 """The part of an end-to-end latency that contains the wait in the server's queue."""

@@ -17,7 +17,7 @@ from reports.metrics.summary import metric_value
 from reports.metrics.titles import better_direction, metric_heading
 from reports.pages.comparison_page import metric_sentence
 from reports.pages.sections.facts import load_sentence
-from reports.pages.sweep_page import LOAD_NAMES
+from reports.pages.sweep_figures import LOAD_NAMES
 from reports.run_schema import NOT_FAILED
 from reports.run_store import MANIFEST_FILE, SUMMARY_FILE, RunDirectoryError, load_manifest, read_json
 

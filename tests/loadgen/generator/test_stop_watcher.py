@@ -20,7 +20,7 @@ from reports.metrics.measured import Measured
 from reports.metrics.requests.request_series import run_dependence
 from reports.run_schema import RequestRecord
 from reports.run_store import JsonlWriter, RunManifest, RunResult
-from reports.stats.queue_intervals import pooled_fraction
+from reports.stats.fraction_intervals import pooled_fraction
 from tests.support.samples.sample_run import SampleLoad, sample_run
 
 SECOND = 1_000_000_000

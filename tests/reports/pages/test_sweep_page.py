@@ -8,7 +8,8 @@ import pytest
 from reports.document import Table, format_number
 from reports.metrics.summary import Analysis
 from reports.metrics.sweep import LoadPoint, SloDecision, Sweep, find_knee, highest_within
-from reports.pages.sweep_page import build_sweep_report, curve_frame, points_table, sweep_json, verdict
+from reports.pages.sweep_figures import curve_frame
+from reports.pages.sweep_page import build_sweep_report, points_table, sweep_json, verdict
 from reports.plots.figure import HALF
 from reports.renderers.write import write_report
 from reports.stats.capacity import Capacity, RunEvidence

@@ -7,7 +7,8 @@ import pytest
 
 from reports.stats.capacity import Capacity, RunEvidence
 from reports.stats.capacity_fit import CapacityFit, LoadShare
-from reports.stats.queue_intervals import Dependence, fraction, pooled_fraction
+from reports.stats.dependence import Dependence
+from reports.stats.fraction_intervals import fraction, pooled_fraction
 
 TARGET = 0.95
 LOADS = (8.0, 9.0, 10.0, 11.0, 12.0)

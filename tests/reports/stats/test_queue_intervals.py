@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from reports.stats.queue_intervals import MIN_LIFETIMES, Dependence, QueueSeries, lifetimes
+from reports.stats.dependence import Dependence
+from reports.stats.queue_intervals import MIN_LIFETIMES, QueueSeries, lifetimes
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from reports.stats.dependence import autocorrelation_time
 from reports.stats.estimators import student_quantile
-from reports.stats.queue_intervals import autocorrelation_time, longer_side
+from reports.stats.queue_intervals import longer_side
 
 Array = npt.NDArray[np.float64]
 
