@@ -141,12 +141,13 @@ def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
     section = parsing.load(PlanFile, parsing.read_toml(args.plan)).plan
     path = args.cost or newest_cost()
     costs = read_costs(path)
-    if costs.is_poor and not args.force:
-        print(f"no plan: {costs.problem}; plan anyway with --force")
-        return TOO_POOR
     chosen = settings_from(args.set)
     config = parsing.load(BenchConfig, {**load_values(args.load, path), "mode": "closed", "seed": args.seed})
     server = server_of(costs, chosen).with_settings(chosen, costs.pool).for_load(config)
+    costs = costs.only(server.settings)
+    if costs.is_poor and not args.force:
+        print(f"no plan: {costs.problem}; plan anyway with --force")
+        return TOO_POOR
     is_cached = server.uses_prefix_caching
     law = law_of(server, costs.of(server.settings))
     fleet = Fleet(

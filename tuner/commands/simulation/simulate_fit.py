@@ -86,7 +86,9 @@ def _write(args: argparse.Namespace, costs: Costs) -> int:
             print(f"  not identifiable: {', '.join(model.unknown)}")
         for phase, median in model.errors.median.items() if model.errors is not None else ():
             p90 = model.errors.p90[phase] if model.errors is not None else 0.0
-            print(f"  held-out {phase} steps: median error {median:.1%}, p90 {p90:.1%}")
+            spread = model.errors.spread.get(phase, 0.0) if model.errors is not None else 0.0
+            equal = f"; equal steps differ by {spread:.1%}" if spread else ""
+            print(f"  held-out {phase} steps: median error {median:.1%}, p90 {p90:.1%}{equal}")
     if costs.float8_keys is not None:
         print(f"cached keys of an eight-bit K/V cache take {costs.float8_keys:.3g} times as long")
     client = costs.client

@@ -100,7 +100,7 @@ def note_of(costs: Costs, *, is_forced: bool) -> str:
         return NOT_MEASURED
     poor = "poor cost model: printed by --force" if is_forced and costs.is_poor else ""
     source = FROM_METRICS if costs.is_from_metrics else FROM_CLIENTS if costs.is_from_clients else ""
-    return "; ".join(filter(None, (source, poor)))
+    return "; ".join(filter(None, (source, costs.noise, poor)))
 
 
 def exit_code(costs: Costs, *, is_forced: bool) -> int:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import textwrap
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -45,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
         server, costs.of(server.settings), load, with_gaps=args.out is not None, with_strides=not args.no_stride
     )
     metrics = metrics_of(simulated, METRICS)
+    costs = costs.only(server.settings)
     note = note_of(costs, is_forced=args.force)
     if args.out is not None:
         write_run(args.out, simulated, config, {"cost": note or "measured", **chosen})
@@ -53,8 +55,12 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(result, indent=2))
     else:
         seconds = max((flight.end_ns for flight in simulated.flights), default=0) / NS_PER_S
-        print(f"simulated {len(simulated.flights)} requests over {seconds:.1f} s" + (f" ({note})" if note else ""))
+        from loadgen.commands.present import COLUMNS
+
+        print(f"simulated {len(simulated.flights)} requests over {seconds:.1f} s")
         print(render_table([metrics]))
+        if note:
+            print(textwrap.fill(note, COLUMNS))
     return exit_code(costs, is_forced=args.force)
 
 
@@ -66,7 +72,7 @@ def explain(args: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2))
     else:
         print("\n".join(f"{name:<28}{value:.4g}" for name, value in found.items()))
-    return exit_code(costs, is_forced=args.force)
+    return exit_code(costs.only(server.settings), is_forced=args.force)
 
 
 def time_by_cause(simulated: Simulated) -> dict[str, float]:

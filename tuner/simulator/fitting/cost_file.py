@@ -6,14 +6,14 @@ A file written by hand can have a single model. Outputs then note that the costs
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tuner.errors import CostModelError, NotSimulatedError
 from tuner.simulator.fitting.cache_cost import fit_factor, with_keys_scaled
 from tuner.simulator.fitting.client_cost import NO_COST, ClientCost
-from tuner.simulator.fitting.cost_model import FORMAT, CostModel
+from tuner.simulator.fitting.cost_model import FORMAT, CostModel, StepErrors
 from tuner.simulator.fitting.fit_steps import fit, rescaled
 from tuner.simulator.fitting.traced_steps import TracedSteps, joined, without_first_of_shape
 from tuner.simulator.simulated_server import KvPool, SimulatedServer, has_float8_cache, scheme_of
@@ -50,6 +50,12 @@ class Costs:
             return model
         return with_keys_scaled(model, self.float8_keys)
 
+    def only(self, settings: Mapping[str, Any]) -> "Costs":
+        """The costs with only the model of a configuration, so that only its errors count. Raises NotSimulatedError."""
+        self.of(settings)
+        scheme = scheme_of(settings)
+        return replace(self, models={scheme: self.models[scheme]})
+
     @property
     def reference(self) -> SimulatedServer:
         if not self.servers:
@@ -69,13 +75,37 @@ class Costs:
 
     @property
     def problem(self) -> str | None:
-        """A sentence on a held-out error that is too large; None if predictions are usable."""
-        errors = [model.errors for model in self.models.values() if model.errors is not None]
-        for name, median in (each for model_errors in errors for each in model_errors.median.items()):
-            most = USABLE_ERRORS.get(name, math.inf)
-            if median > most:
-                return f"the median error of held-out {name} is {median:.1%}, above {most:.0%}"
+        """A sentence on a held-out error that is too large; None if predictions are usable.
+
+        An error that is no larger than the differences between equal steps is one of the machine, not of the law.
+        """
+        for errors in self._errors:
+            for name, median in errors.median.items():
+                most, spread = USABLE_ERRORS.get(name, math.inf), errors.spread.get(name, 0.0)
+                if errors.of_law(name) > most:
+                    beyond = f" ({errors.of_law(name):.1%} without the differences of equal steps)" if spread else ""
+                    return f"the median error of held-out {name} is {median:.1%}{beyond}, above {most:.0%}"
         return None
+
+    @property
+    def noise(self) -> str | None:
+        """A sentence on a busy machine: steps with equal work differ by more than the limit on errors."""
+        spreads = {
+            name: max(errors.spread.get(name, 0.0) for errors in self._errors)
+            for name, most in USABLE_ERRORS.items()
+            if any(errors.spread.get(name, 0.0) > most for errors in self._errors)
+        }
+        if not spreads:
+            return None
+        shown = " and ".join(f"{spread:.0%} ({name})" for name, spread in spreads.items())
+        return (
+            f"the machine was busy during the measurement: equal steps differ by {shown} in the median; "
+            "predictions are for a machine as busy as then"
+        )
+
+    @property
+    def _errors(self) -> list[StepErrors]:
+        return [model.errors for model in self.models.values() if model.errors is not None]
 
     @property
     def is_poor(self) -> bool:

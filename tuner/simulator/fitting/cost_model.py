@@ -18,11 +18,20 @@ BY_HAND, FROM_STEPS, FROM_METRICS, FROM_CLIENTS = "by hand", "step trace", "from
 class StepErrors:
     """Median and 90th percentile of relative errors: of held-out steps, by phase.
 
-    For a model from client timings: of held-out loads, by `throughput`, `ttft` and `tpot`.
+    For a model from client timings: of held-out loads, by `throughput`, `ttft` and `tpot`. spread: median relative
+    deviation of held-out steps from steps with equal work, by phase; no law can predict a step better.
     """
 
     median: Mapping[str, float]
     p90: Mapping[str, float]
+    spread: Mapping[str, float] = field(default_factory=dict)
+
+    def of_law(self, name: str) -> float:
+        """The part of the median error that equal steps do not explain."""
+        return math.sqrt(max(0.0, self.median[name] ** 2 - self.spread.get(name, 0.0) ** 2))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"median": dict(self.median), "p90": dict(self.p90), "spread": dict(self.spread)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,6 @@ class CostModel:
         return replace(self, coefficients=scaled)
 
     def to_json(self) -> dict[str, Any]:
-        errors = None if self.errors is None else {"median": dict(self.errors.median), "p90": dict(self.errors.p90)}
         return {
             "format": FORMAT,
             "source": self.source,
@@ -79,7 +87,7 @@ class CostModel:
             "unknown": list(self.unknown),
             "graph_sizes": list(self.graph_sizes),
             "steps": self.num_steps,
-            "errors": errors,
+            "errors": None if self.errors is None else self.errors.to_json(),
             "facts": dict(self.facts),
             "acceptance": None if self.acceptance is None else self.acceptance.to_json(),
         }
@@ -96,7 +104,7 @@ class CostModel:
                 tuple(row.get("unknown", ())),
                 int(row.get("steps", 0)),
                 {name: (float(lo), float(hi)) for name, (lo, hi) in row.get("intervals_ns", {}).items()},
-                None if errors is None else StepErrors(errors["median"], errors["p90"]),
+                None if errors is None else StepErrors(errors["median"], errors["p90"], errors.get("spread", {})),
                 str(row.get("source", BY_HAND)),
                 dict(row.get("facts", {})),
                 None if row.get("acceptance") is None else DraftAcceptance.from_json(row["acceptance"]),

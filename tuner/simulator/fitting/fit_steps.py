@@ -9,6 +9,7 @@ from scipy.optimize import nnls
 from tuner.errors import CostModelError
 from tuner.simulator.fitting.cost_model import FROM_METRICS, FROM_STEPS, CostModel, StepErrors
 from tuner.simulator.fitting.draft_acceptance import fit_acceptance
+from tuner.simulator.fitting.equal_steps import spread_of_equal_steps
 from tuner.simulator.fitting.linear_law import ADAPTERS, COLUMNS, DRAFTS
 from tuner.simulator.fitting.traced_steps import TracedSteps, joined
 
@@ -19,6 +20,12 @@ ORDER = ("tokens", "prefill", "decode", "rows", "kv", "squares", "prompts", "dra
 SAME = 1e-4
 BOOTSTRAPS = 200
 FEWEST_STEPS = 4
+# Steps are held out in so many folds. Numbers of keys are in one shape if they are in the same of so many ranges for a
+# factor of two.
+FOLDS, KEY_RANGES = 5, 2
+# Rounds of reweighting, the relative error below which a step has no larger weight, and the bound on a prediction's
+# ratio to the measured time, as a scale of errors.
+ROUNDS, SMALL, FAR = 8, 0.02, 20.0
 
 
 def fit(
@@ -29,8 +36,8 @@ def fit(
 ) -> CostModel:
     """Fit the law to launches. Raises CostModelError.
 
-    The model is fitted to all steps, with intervals from a bootstrap over launches. Its errors are those on every fifth
-    shape, of a fit to the other shapes.
+    The model is fitted to all steps, with intervals from a bootstrap over launches. Its errors are those on the shapes
+    of each fold, of a fit to the other folds.
     """
     steps = joined(launches)
     sizes = tuple(sorted(graph_sizes))
@@ -126,28 +133,56 @@ def _independent(weighted: Array) -> tuple[list[int], list[int]]:
 
 
 def _solve(columns: Array, wall_ns: Array, known: Sequence[int]) -> dict[str, float]:
-    weighted = columns[:, list(known)] / wall_ns[:, None]
+    """The coefficients with the smallest sum of absolute errors relative to the predicted times.
+
+    They give the median time of a step, which a few slow steps of a busy machine do not change. Found by reweighted
+    least squares.
+    """
+    chosen = columns[:, list(known)]
+    weights = 1 / wall_ns
+    for _ in range(ROUNDS):
+        found = _least_squares(chosen * weights[:, None], wall_ns * weights)
+        scale = np.clip(chosen @ found, wall_ns / FAR, wall_ns * FAR)
+        errors = np.abs(chosen @ found - wall_ns) / scale
+        weights = 1 / (scale * np.sqrt(np.maximum(errors, SMALL)))
+    return {COLUMNS[index]: float(value) for index, value in zip(known, found, strict=True)}
+
+
+def _least_squares(weighted: Array, target: Array) -> Array:
     norms = np.linalg.norm(weighted, axis=0)
     norms[norms == 0] = 1.0
-    found, _ = nnls(weighted / norms, np.ones(len(wall_ns)), maxiter=1000)
-    return {COLUMNS[index]: float(value) for index, value in zip(known, found / norms, strict=True)}
+    found, _ = nnls(weighted / norms, target, maxiter=1000)
+    return np.asarray(found / norms, dtype=np.float64)
 
 
 def _held_out_errors(steps: TracedSteps, columns: Array, known: Sequence[int]) -> StepErrors:
-    shapes = {shape: number for number, shape in enumerate(dict.fromkeys(map(tuple, steps.work[:, [0, 1, 4]])))}
-    is_out = np.asarray([shapes[tuple(row)] % 5 == 4 for row in steps.work[:, [0, 1, 4]]])
-    if not is_out.any() or (~is_out).sum() < len(known):
-        is_out = np.arange(len(steps)) % 5 == 4
-    coefficients = _solve(columns[~is_out], steps.wall_ns[~is_out], known)
-    predicted = columns[is_out] @ np.asarray([coefficients.get(name, 0.0) for name in COLUMNS])
-    errors = np.abs(predicted / steps.wall_ns[is_out] - 1)
-    is_prefill = steps.work[is_out, 0] > 0
-    median, p90 = {}, {}
+    """The error of every step, predicted from the other folds; steps of one shape are in one fold."""
+    predicted = np.zeros(len(steps))
+    folds = _folds(steps)
+    for fold in range(FOLDS):
+        is_out = folds == fold
+        if is_out.any() and not is_out.all():
+            coefficients = _solve(columns[~is_out], steps.wall_ns[~is_out], known)
+            predicted[is_out] = columns[is_out] @ np.asarray([coefficients.get(name, 0.0) for name in COLUMNS])
+    errors = np.abs(predicted / steps.wall_ns - 1)
+    is_prefill = steps.work[:, 0] > 0
+    median, p90, spread = {}, {}, {}
     for name, phase in (("prefill", is_prefill), ("decode", ~is_prefill)):
         if phase.any():
             median[name] = float(np.median(errors[phase]))
             p90[name] = float(np.quantile(errors[phase], 0.9))
-    return StepErrors(median, p90)
+            spread[name] = spread_of_equal_steps(steps.work[phase], steps.wall_ns[phase], predicted[phase])
+    return StepErrors(median, p90, spread)
+
+
+def _folds(steps: TracedSteps) -> npt.NDArray[np.int64]:
+    """[steps]: a fold for each shape: prompts, tokens, rows, and range of keys."""
+    keys = np.floor(KEY_RANGES * np.log2(steps.work[:, 5] + 1))
+    rows = list(map(tuple, np.column_stack([steps.work[:, [0, 1, 4]], keys])))
+    shapes = {shape: number for number, shape in enumerate(dict.fromkeys(rows))}
+    if len(shapes) < FOLDS:
+        return np.arange(len(steps)) % FOLDS
+    return np.asarray([shapes[row] for row in rows]) % FOLDS
 
 
 def _intervals(

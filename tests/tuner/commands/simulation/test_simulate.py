@@ -64,6 +64,30 @@ def test_a_fitted_cost_file_predicts_metrics_and_the_cause_of_waiting(
     assert found["bounded_by"] in ("budget", "ratio", "blocks", "users")
 
 
+def test_pages_4_only_the_errors_of_the_predicted_model_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A busy machine is a note of the prediction; too large an error of another `quantize` value is none."""
+    cost = tmp_path / "cost.json"
+    traces = [str(write_trace(tmp_path / name, quantize)) for name, quantize in (("a", None), ("b", "int4"))]
+    assert main(["simulate", "fit", *traces, "-o", str(cost)]) == 0
+    content = json.loads(cost.read_text())
+    errors = {"median": {"prefill": 0.4, "decode": 0.01}, "p90": {"prefill": 0.9, "decode": 0.02}}
+    content["models"]["none"]["errors"] = {**errors, "spread": {"prefill": 0.4}}
+    content["models"]["int4"]["errors"] = {**errors, "spread": {}}
+    cost.write_text(json.dumps(content))
+    run = ["simulate", "run", "--cost", str(cost), "--requests", "20"]
+    capsys.readouterr()
+
+    assert main(run) == 0
+    busy = " ".join(capsys.readouterr().out.split())
+    assert main([*run, "--set", "quantize=int4"]) == 3
+    refused = capsys.readouterr().err
+
+    assert "the machine was busy during the measurement: equal steps differ by 40% (prefill) in the median" in busy
+    assert "not decided: the median error of held-out prefill is 40.0%, above 8%" in refused
+
+
 def test_a_cost_model_written_by_hand_is_noted_as_not_measured(by_hand: str, capsys: pytest.CaptureFixture[str]):
     assert main(["simulate", "run", "--cost", by_hand, *ROOM, "--json", "--requests", "20"]) == 0
     assert "not measured" in printed(capsys)["note"]

@@ -1,0 +1,106 @@
+"""Fits to steps of a busy machine: the law is found, and its error is judged apart from that of equal steps."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from reference_server.router.scheduling.step_work import StepWork
+from tuner.simulator.fitting.cost_file import Costs
+from tuner.simulator.fitting.cost_model import CostModel, StepErrors
+from tuner.simulator.fitting.equal_steps import spread_of_equal_steps
+from tuner.simulator.fitting.fit_steps import fit, rescaled
+from tuner.simulator.fitting.linear_law import LinearLaw
+from tuner.simulator.fitting.traced_steps import TracedSteps
+
+LAW = LinearLaw((9e6, 1e5, 6e4, 2.0, 0.0, 6e6, 2e5, 0.0, 0.0, 80.0))
+SHARE_SLOW, MOST_TIMES = 0.3, 8.0
+MEAN_TIMES = 1 - SHARE_SLOW + SHARE_SLOW * (1 + MOST_TIMES) / 2
+PREFILL, DECODE = StepWork(4, 2048, 4 * 512**2), StepWork(rows=16, kv=16 * 600)
+
+
+def busy_launch(rng: np.random.Generator, true_ns: Callable[[StepWork], float], steps: int = 400) -> TracedSteps:
+    """Steps of a server beside other work: three of ten take up to eight times as long, the others differ by 15 %."""
+    works = []
+    for _ in range(steps // 4):
+        prompts, length = int(rng.integers(1, 8)), int(rng.integers(64, 1024))
+        works.append(StepWork(prompts, prompts * length, prompts * length**2))
+        rows = int(rng.choice([1, 4, 8, 16]))
+        works += [StepWork(rows=rows, kv=rows * int(rng.integers(200, 1200))) for _ in range(3)]
+    slow = np.where(rng.random(len(works)) < SHARE_SLOW, rng.uniform(1, MOST_TIMES, len(works)), 1.0)
+    noise = slow * rng.lognormal(0, 0.15, len(works))
+    return TracedSteps.of(works, [true_ns(work) for work in works] * noise)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pages_4_a_law_is_found_in_steps_of_a_busy_machine_and_is_usable(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    launches = [busy_launch(rng, LAW.step_ns) for _ in range(3)]
+
+    model = fit(launches, with_intervals=False)
+    costs = Costs({"none": model})
+
+    assert model.errors is not None
+    assert model.errors.median["decode"] > 0.08
+    assert costs.problem is None
+    assert "the machine was busy" in (costs.noise or "")
+    for work in (PREFILL, DECODE):
+        # The median of a step's noise is about 1.13 times its quiet time.
+        assert model.law.step_ns(work) == pytest.approx(1.13 * LAW.step_ns(work), rel=0.12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pages_4_a_rescaled_law_has_the_mean_times_of_the_busy_machine(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    launches = [busy_launch(rng, LAW.step_ns) for _ in range(3)]
+    [whole] = [TracedSteps.of([*map(tuple, launch.work)], launch.wall_ns) for launch in launches[:1]]
+
+    model = rescaled(fit(launches, with_intervals=False), whole)
+
+    for work in (PREFILL, DECODE):
+        assert model.law.step_ns(work) == pytest.approx(MEAN_TIMES * LAW.step_ns(work), rel=0.25)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pages_4_a_wrong_law_is_refused_on_a_busy_machine_too(seed: int) -> None:
+    """The true time of a decode step has a jump at eight rows, which no coefficient has."""
+    rng = np.random.default_rng(seed)
+
+    def true_ns(work: StepWork) -> float:
+        return LAW.step_ns(work) * (4.0 if work.rows == 8 else 1.0)
+
+    costs = Costs({"none": fit([busy_launch(rng, true_ns) for _ in range(3)], with_intervals=False)})
+
+    assert "held-out decode" in (costs.problem or "")
+
+
+def test_the_spread_of_equal_steps_is_that_of_the_noise() -> None:
+    rng = np.random.default_rng(0)
+    work = rng.permutation(np.repeat(np.array([[1, 100], [2, 400], [4, 1600]], dtype=np.float64), 200, axis=0))
+    predicted = work[:, 1] * 1e3
+    deviation = 0.6745 * 0.2  # the median of the absolute value of a normal variable
+
+    # An error of the law that equal steps share is no spread.
+    wall = 1.5 * predicted * np.exp(rng.normal(0, 0.2, len(work)))
+
+    assert spread_of_equal_steps(work, wall, predicted) == pytest.approx(deviation, rel=0.15)
+    assert spread_of_equal_steps(work[:20], wall[:20], predicted[:20]) == 0.0
+
+
+def test_steps_that_differ_in_work_have_no_spread() -> None:
+    work = np.array([[4.0**power] for power in range(200)])
+
+    assert spread_of_equal_steps(work, np.arange(1.0, 201.0), np.ones(200)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("median", "spread", "usable"), [(0.07, 0.0, True), (0.09, 0.0, False), (0.30, 0.295, True), (0.30, 0.1, False)]
+)
+def test_the_error_of_a_law_is_the_one_that_equal_steps_do_not_explain(
+    median: float, spread: float, usable: bool
+) -> None:
+    errors = StepErrors({"prefill": median}, {"prefill": 2 * median}, {"prefill": spread})
+    costs = Costs({"none": CostModel.from_json(CostModel({"tokens": 1.0}, errors=errors).to_json())})
+
+    assert (costs.problem is None) == usable
+    assert (costs.noise is not None) == (spread > 0.08)
