@@ -29,8 +29,10 @@ install: $(STAMP)  ## create .venv and install everything the other targets need
 $(STAMP): pyproject.toml constraints.txt
 	@echo 'Installing into $(VENV): a few minutes, mostly torch.'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt $(TORCH)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt $(TORCH)
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
+	@# As pip, but with all processors. Some packages hold files that this Python cannot compile.
+	@$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib >/dev/null 2>&1 || true
 	@touch $@
 
 bench: $(STAMP)  ## serve preset:tiny-llama, load it, write runs/<id>/report.html
