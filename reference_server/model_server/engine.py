@@ -40,7 +40,7 @@ from reference_server.model_server.memory.cache_blocks import (
     device_bytes,
     peak_bytes_of,
 )
-from reference_server.model_server.memory.free_memory import return_free_memory
+from reference_server.model_server.memory.free_memory import freed_at_once, return_free_memory
 from reference_server.model_server.memory.kv_cache import KVCache, blocks_for, bytes_per_block
 from reference_server.model_server.models import loader
 from reference_server.model_server.models.adapters import slots
@@ -237,7 +237,7 @@ class Engine:
         )
         with _explained_out_of_memory(too_much):
             self.allocate_cache(warmup_blocks)
-            with torch.no_grad(), peak_bytes_of(self.loaded.device) as tensors:
+            with torch.no_grad(), freed_at_once(), peak_bytes_of(self.loaded.device) as tensors:
                 output = self.stepper.step(batch)
         if output.dropped and self.loaded.vision is not None:
             raise ShardError("the warm-up's prompt with an image failed: the log has the reason")

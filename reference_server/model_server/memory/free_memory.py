@@ -5,7 +5,13 @@ Weights that are packed one after the other leave holes between those that stay:
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+# Parameters of glibc's `mallopt`.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_MAX_MMAP_THRESHOLD = 32 << 20
+"""glibc raises its threshold up to this by itself, as tensors are freed, and the other one to twice as much."""
 
 
 def return_free_memory() -> None:
@@ -13,6 +19,26 @@ def return_free_memory() -> None:
     trim = _malloc_trim()
     if trim is not None:
         trim(0)
+
+
+@contextmanager
+def freed_at_once(min_bytes: int = 1 << 20) -> Iterator[None]:
+    """Memory of at least `min_bytes` goes back to the system when it is freed, as it is not reused.
+
+    The tensors of a long prefill otherwise leave holes of several times their size. Steps that repeat are faster with
+    memory that is reused: afterwards this is so up to the C library's own maximum. Needs glibc.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        yield
+        return
+    mallopt(_MMAP_THRESHOLD, min_bytes)
+    try:
+        yield
+    finally:
+        mallopt(_MMAP_THRESHOLD, _MAX_MMAP_THRESHOLD)
+        mallopt(_TRIM_THRESHOLD, 2 * _MAX_MMAP_THRESHOLD)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from reference_server.model_server.memory.free_memory import return_free_memory
+from reference_server.model_server.memory.free_memory import freed_at_once, return_free_memory
 
 STATM = Path("/proc/self/statm")
 SIZE, COUNT = 100_000, 800
@@ -30,3 +30,34 @@ def test_holes_between_blocks_that_stay_are_returned() -> None:
 
     assert before - resident_bytes() > 0.5 * SIZE * COUNT
     assert all(block == b"x" * SIZE for block in kept)
+
+
+def test_inside_of_freed_at_once_large_memory_between_others_is_returned() -> None:
+    size, count = 4 << 20, 40
+    # The C library reuses memory up to the largest that was freed.
+    largest = bytearray(2 * size)
+    del largest
+    with freed_at_once():
+        before = resident_bytes()
+        # Every second one stays, so the others are holes.
+        blocks = [bytearray(b"x" * size) for _ in range(count)]
+        kept = blocks[::2]
+        del blocks
+
+        grown = resident_bytes() - before
+
+    assert grown == pytest.approx(size * count / 2, rel=0.1)
+    assert all(block == b"x" * size for block in kept)
+
+
+def test_after_freed_at_once_memory_is_reused() -> None:
+    with freed_at_once():
+        pass
+    first = bytearray(8 << 20)
+    held = bytearray(SIZE)
+    before = resident_bytes()
+
+    del first
+
+    assert before - resident_bytes() < 1 << 20
+    assert len(held) == SIZE
