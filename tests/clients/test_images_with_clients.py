@@ -1,4 +1,7 @@
-"""A picture described over HTTP: real clients against launched servers with tiny random models, one of each family."""
+"""A picture described over HTTP: real clients against launched servers with tiny random models of four families.
+
+The other families answer over HTTP in tests/families/test_images_over_http.py.
+"""
 
 import base64
 from collections.abc import Iterator
@@ -9,7 +12,6 @@ import pytest
 from reference_server.tokenizer import load_tokenizer
 from tests.support.models.tiny_models import one_group_each
 from tests.support.models.tiny_vision import (
-    VISION_MODELS,
     VOCAB_SIZE,
     SavedVisionModel,
     picture,
@@ -32,9 +34,11 @@ MESSAGES = [
 ]
 TEXTS = [{"type": "text", "text": " w1 w2 w3 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13 w14"}]
 NEW_TOKENS = 5
+# Tiles, rows of tiles in the text, positions of three axes, and a prompt that sees itself whole.
+FAMILIES = ("llava-next", "idefics3", "qwen2-vl", "paligemma")
 
 
-@pytest.fixture(scope="module", params=one_group_each(VISION_MODELS))
+@pytest.fixture(scope="module", params=one_group_each(FAMILIES))
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SavedVisionModel:
     return save_vision_model(tmp_path_factory.mktemp(request.param), request.param)
 
