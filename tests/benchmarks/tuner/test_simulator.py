@@ -17,7 +17,7 @@ BOUNDS = {
     "tight": {"ttft_p95_ms": (0.043, 0.084), "tpot_mean_ms": (0.038, 0.068), "output_tokens_per_s": (0.038, 0.068)},
     "roomy": {"ttft_p95_ms": (0.047, 0.087), "tpot_mean_ms": (0.041, 0.072), "output_tokens_per_s": (0.041, 0.072)},
 }
-LONG_POOL, LONG_SEEDS = 256, 32
+LONG_POOL, LONG_SEEDS, LONG_LAUNCHES = 256, 24, 20
 SMALL = dataclasses.replace(TIGHT, users=24, requests=150, limits={"ttft_p95_ms": 2200.0, "tpot_mean_ms": 40.0})
 
 
@@ -66,13 +66,14 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[MachinePoo
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_simulation_V11_V12_the_table_of_searches(pools: dict[str, list[MachinePool]]):
-    table = search_table(pools, 0.05, LONG_SEEDS, 40)
+    """The seeds are fixed, so the bounds allow for other versions of the libraries."""
+    table = search_table(pools, 0.05, LONG_SEEDS, LONG_LAUNCHES)
 
-    assert table["gp"]["@10"] >= 62 - 12
-    assert table["gp"]["@20"] >= 61 - 12
-    assert table["gp"]["@20"] >= table["tpe"]["@20"] + 25
-    assert table["gp, shuffled, gated"]["declined_within_6"] >= 90
-    assert table["gp, shuffled, gated"]["@40"] >= table["tpe"]["@40"] - 10
+    assert table["gp"]["@10"] >= 62 - 12, table
+    assert table["gp"]["@20"] >= 61 - 12, table
+    assert table["gp"]["@20"] >= table["tpe"]["@20"] + 25, table
+    assert table["gp, shuffled, gated"]["declined_within_6"] >= 90, table
+    assert table["gp, shuffled, gated"]["@20"] >= table["tpe"]["@20"] - 10, table
 
 
 @pytest.mark.slow
