@@ -1,38 +1,44 @@
 """llama-server over a whole small space, and searches judged on the measured grid.
 
-    python -m benchmarks.tuner.llama_grid --server llama-server --model tiny-llama.gguf --work grid.jsonl --minutes 50
+    python -m benchmarks.tuner.llama_grid --server llama-server --model tiny-llama.gguf --work grid.jsonl --minutes 20
     python -m benchmarks.tuner.llama_grid --replay
 
-The first command launches the server once for each point and pass, in random order within a pass, and measures its
-output tokens per second in turn with a reference server: benchmarks/tuner/point_bursts.py. It needs a quiet machine.
-It stops after `--minutes`, and the next command with the same `--work` continues, so the grid can be measured in parts.
-A measurement takes about 2.5 s beside its `--seconds`: two passes of the 200 points with 2 s take 30 minutes, three 45.
-`--points 12 --passes 3` measures only some points, in three minutes, and shows the deviation of repeats. By
+The first command launches the server once for each point and pass, in random order within a pass, and measures bursts
+of requests in turn with a reference server: benchmarks/tuner/point_bursts.py. It needs a quiet machine. It stops after
+`--minutes`, and the next command with the same `--work` continues, so the grid can be measured in parts.
+`--points 12 --passes 3` measures only some points and shows the deviation of repeats. By
 benchmarks/tuner/modelled_grid.py a grid decides on searches if that is 3 % or less; it falls with the square root of
 `--seconds`. The model is made by `python -m benchmarks.peers.gguf_file`.
 
-A point's value in a pass is its rate, divided by the speed of the machine at that time: the median rate of the
-reference over the measurements around it, relative to that of all. `--replay` judges searches on the stored grid:
-benchmarks/tuner/grid_search.py has the rule. It needs no server.
+The rate of a point is its output tokens per second of the server's processor time, or of elapsed time with
+`--clock wall`; benchmarks/tuner/grid_values.py makes values of rates. With two or more cores, the servers run on the
+first, and the client runs on the others. `--replay` judges searches on the stored grid by the rule in
+benchmarks/tuner/grid_search.py.
 """
 
 import argparse
 import itertools
 import json
+import os
 import random
+import shutil
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.http_load import FailedRequest
 from benchmarks.tuner import point_bursts
 from benchmarks.tuner.grid_search import SearchGrid, judge, render_rows
+from benchmarks.tuner.grid_values import CLOCKS, Key, Row, deviation, rates_of, values_of
+from benchmarks.tuner.point_bursts import BurstServer, RequestBurst
 from loadgen.errors import StartError
 from loadgen.target.machine import describe_machine
+from loadgen.target.target import Target
 from tuner.config import ServerSection
 from tuner.servers.launch_command import LaunchCommand
 from tuner.servers.select import server_of
@@ -52,12 +58,7 @@ DEFAULTS: Mapping[str, Any] = {
 }
 # One thread: on two cores, two threads would compete with the client, and its noise would be measured.
 FIXED: Mapping[str, Any] = {"threads": 1, "ctx_size": 16384, "cache_ram": 0, "batch": 512}
-READY_TIMEOUT_S = 10.0
-NEIGHBOURS = 4
-"""The speed of the machine at a measurement is the median reference of this many before and after it."""
-
-Key = tuple[int, tuple[Any, ...]]
-Row = Mapping[str, Any]
+READY_TIMEOUT_S = 30.0
 
 
 def main() -> int:
@@ -67,7 +68,10 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="File of finished measurements.")
     parser.add_argument("--passes", type=int, default=3, help="Measurements of each point, two at least.")
     parser.add_argument("--points", type=int, help="Measure only N points, the same in each pass; store no grid.")
-    parser.add_argument("--seconds", type=float, default=2.0, help="Total length of the bursts of a point.")
+    parser.add_argument("--seconds", type=float, default=2.0, help="Least sum of the bursts of a point.")
+    parser.add_argument(
+        "--clock", choices=CLOCKS, default="processor", help="Time of a burst: the server's processor time, or elapsed."
+    )
     parser.add_argument("--minutes", type=float, default=50.0, help="Stop after this time.")
     parser.add_argument("--replay", action="store_true", help="Judge searches on the stored grid; launch nothing.")
     parser.add_argument("--seeds", type=int, default=200, help="Searches of each strategy.")
@@ -105,7 +109,7 @@ def measure_grid(args: argparse.Namespace) -> bool:
     if left:
         _measure(left, found, args, deadline_s)
     done = sum(key in found for key in order)
-    print(f"{done} of {len(order)} measurements: {_deviations(found)}", flush=True)
+    print(f"{done} of {len(order)} measurements: {_deviations(found, args.clock)}", flush=True)
     turns = [turn for turn in range(args.passes) if all((turn, point) in found for point in points)]
     if args.points is not None:
         return False
@@ -114,7 +118,7 @@ def measure_grid(args: argparse.Namespace) -> bool:
         needed = (2 * len(points) - sum(key[0] < 2 for key in found)) * statistics.fmean(used_s) / 60
         print(f"two passes need about {needed:.0f} more minutes: run the command again", flush=True)
         return False
-    args.out.write_text(_one_line_rows(_content(found, turns, args.seconds)))
+    args.out.write_text(_one_line_rows(_content(found, turns, args)))
     return True
 
 
@@ -123,14 +127,14 @@ def _measure(left: Sequence[Key], found: dict[Key, Row], args: argparse.Namespac
         profile="llamacpp",
         model_id=args.model,
         fixed=dict(FIXED),
-        command=f"{args.server} --host 127.0.0.1 --port {{port}} --model {{model}} --no-ui",
+        command=f"{on_first_core(args.server)} --host 127.0.0.1 --port {{port}} --model {{model}} --no-ui",
     )
     server, started = server_of(section), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="grid-") as folder:
+    with tempfile.TemporaryDirectory(prefix="grid-") as folder, on_other_cores():
         reference = _launch(server, DEFAULTS, Path(folder))
         with reference.target(Path(folder) / "reference.log", READY_TIMEOUT_S) as target:
             for number, (turn, point) in enumerate(left, start=1):
-                row = measure_point(server, point, turn, target.url, args.seconds)
+                row = measure_point(server, point, turn, _of(target), args)
                 found[turn, point] = row
                 with args.work.open("a") as file:
                     file.write(json.dumps(row) + "\n")
@@ -141,64 +145,69 @@ def _measure(left: Sequence[Key], found: dict[Key, Row], args: argparse.Namespac
                     return
 
 
+def on_first_core(command: str) -> str:
+    """The command on the first core, if there are others for the client. The reference idles there meanwhile."""
+    cores = _cores()
+    return f"taskset -c {cores[0]} {command}" if len(cores) > 1 and shutil.which("taskset") else command
+
+
+@contextmanager
+def on_other_cores() -> Iterator[None]:
+    """This process, the client, on all cores but the first."""
+    cores = _cores()
+    if len(cores) > 1:
+        os.sched_setaffinity(0, cores[1:])
+    try:
+        yield
+    finally:
+        if len(cores) > 1:
+            os.sched_setaffinity(0, cores)
+
+
+def _cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
 def measure_point(
-    server: TunedServer, point: Sequence[Any], turn: int, reference_url: str, seconds: float
+    server: TunedServer, point: Sequence[Any], turn: int, reference: BurstServer, args: argparse.Namespace
 ) -> dict[str, Any]:
     """Launch the server at a point and measure its bursts. A failed start counts as 0 tokens per second."""
     started, at_s = time.monotonic(), time.time()
-    rates, status = point_bursts.PointRates(0.0, 0.0, 0, is_whole=False), "ok"
+    own: list[RequestBurst] = []
+    others: list[RequestBurst] = []
     with tempfile.TemporaryDirectory(prefix="grid-") as folder:
         launch = _launch(server, dict(zip(LEVELS, point, strict=True)), Path(folder))
         try:
             with launch.target(Path(folder) / "server.log", READY_TIMEOUT_S) as target:
-                rates = point_bursts.measure_rates(target.url, reference_url, seconds)
-                status = "ok" if rates.is_whole else "cut"
+                own, others = point_bursts.measure_bursts(_of(target), reference, args.seconds, args.clock)
+                status = "ok" if all(each.is_whole for each in own) else "cut"
         except (StartError, FailedRequest, OSError) as error:
             status = f"failed: {str(error).splitlines()[0][:200]}"
     return {
-        **{"pass": turn, "point": list(point), "at": round(at_s, 1), "status": status, "bursts": rates.bursts},
-        "tokens_per_s": round(rates.tokens_per_s, 2),
-        "reference": round(rates.reference_tokens_per_s, 2),
+        **{"pass": turn, "point": list(point), "at": round(at_s, 1), "status": status},
+        "bursts": [_stored_burst(each) for each in own],
+        "reference": [_stored_burst(each) for each in others],
         "seconds": round(time.monotonic() - started, 2),
     }
+
+
+def _of(target: Target) -> BurstServer:
+    return BurstServer(target.url, target.process.pid if target.process is not None else None)
+
+
+def _stored_burst(burst: RequestBurst) -> dict[str, Any]:
+    processor_s = None if burst.processor_s is None else round(burst.processor_s, 5)
+    return {"tokens": burst.tokens, "wall_s": round(burst.wall_s, 5), "processor_s": processor_s}
 
 
 def _launch(server: TunedServer, settings: Mapping[str, Any], folder: Path) -> LaunchCommand:
     return server.launch({**FIXED, **settings, "model_id": server.section.model_id}, folder)
 
 
-def speeds(rows: Sequence[Row]) -> list[float]:
-    """The speed of the machine at each measurement, in order of time, relative to the median of all."""
-    references = [row["reference"] for row in rows]
-    known = [each for each in references if each > 0]
-    whole = statistics.median(known) if known else 1.0
-    around = (references[max(0, place - NEIGHBOURS) : place + NEIGHBOURS + 1] for place in range(len(rows)))
-    return [statistics.median([each for each in near if each > 0] or [whole]) / whole for near in around]
-
-
-def values_of(found: Mapping[Key, Row]) -> dict[Key, float]:
-    """The rate of each measurement divided by the speed of the machine at its time."""
-    keys = sorted(found, key=lambda key: found[key].get("at", 0.0))
-    at_once = zip(keys, speeds([found[key] for key in keys]), strict=True)
-    return {key: found[key]["tokens_per_s"] / speed for key, speed in at_once}
-
-
-def _deviations(found: Mapping[Key, Row]) -> str:
-    raw = deviation({key: row["tokens_per_s"] for key, row in found.items()})
-    return f"repeats of a point deviate by {raw:.1f} %, {deviation(values_of(found)):.1f} % relative to the reference"
-
-
-def deviation(values: Mapping[Key, float]) -> float:
-    """The deviation of repeats in percent of their mean, pooled over the points with two or more."""
-    by_point: dict[tuple[Any, ...], list[float]] = {}
-    for (_, point), value in values.items():
-        by_point.setdefault(point, []).append(value)
-    repeated = [each for each in by_point.values() if len(each) > 1 and min(each) > 0]
-    if not repeated:
-        return 0.0
-    freedom = sum(len(each) - 1 for each in repeated)
-    squares = sum(statistics.variance(each) / statistics.fmean(each) ** 2 * (len(each) - 1) for each in repeated)
-    return float(100 * (squares / freedom) ** 0.5)
+def _deviations(found: Mapping[Key, Row], clock: str) -> str:
+    others = [f"{deviation(rates_of(found, each)):.1f} % in {each} time" for each in CLOCKS]
+    value = f"{deviation(values_of(found, clock)):.1f} % in {clock} time relative to the reference"
+    return f"repeats of a point deviate by {', '.join([*others, value])}"
 
 
 def _stored(work: Path) -> dict[Key, Row]:
@@ -213,9 +222,9 @@ def _stored(work: Path) -> dict[Key, Row]:
     return found
 
 
-def _content(found: Mapping[Key, Row], turns: Sequence[int], seconds: float) -> dict[str, Any]:
+def _content(found: Mapping[Key, Row], turns: Sequence[int], args: argparse.Namespace) -> dict[str, Any]:
     """The results file: the points with all their complete passes."""
-    values = values_of(found)
+    values = values_of(found, args.clock)
     rows = [
         {"point": list(point), "tokens_per_s": [round(values[turn, point], 2) for turn in turns]}
         for point in itertools.product(*LEVELS.values())
@@ -229,9 +238,10 @@ def _content(found: Mapping[Key, Row], turns: Sequence[int], seconds: float) -> 
         "defaults": dict(DEFAULTS),
         "fixed": dict(FIXED),
         "load": f"bursts of {point_bursts.REQUESTS} requests at once, {low}-{high} tokens in, "
-        f"{point_bursts.OUTPUT_TOKENS} out, for {seconds:g} s",
+        f"{point_bursts.OUTPUT_TOKENS} out, for {args.seconds:g} s",
         "measurements": {name: statuses.count(name) for name in sorted(set(statuses))},
-        "deviation": _deviations(found),
+        "value": f"output tokens per second of {args.clock} time, relative to the reference",
+        "deviation": _deviations(found, args.clock),
         "minutes": round(sum(row["seconds"] for row in found.values()) / 60, 1),
         "points": rows,
     }

@@ -3,13 +3,16 @@
 import itertools
 import json
 import math
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.tuner import llama_grid, modelled_grid, point_bursts
+from benchmarks.tuner import grid_values, llama_grid, modelled_grid, point_bursts
 from benchmarks.tuner.grid_search import SearchGrid, successes
+from benchmarks.tuner.point_bursts import BurstServer
+from tests.support.servers.stream_server import Script, ServerState, stream_server
 
 ROOT = Path(__file__).parents[3]
 LEVELS = {"a": (1, 2, 3), "b": ("x", "y")}
@@ -74,8 +77,7 @@ def command(folder, monkeypatch, *words):
         "1",
         "--jobs",
         "1",
-        "--seconds",
-        "0.1",
+        *("--seconds", "0.1", "--clock", "wall"),
         *words,
     ]
     monkeypatch.setattr(sys, "argv", argv)
@@ -104,7 +106,10 @@ def test_servers_2_a_grid_is_measured_in_parts(small, tmp_path, monkeypatch, cap
 
 
 def row(at, rate, reference):
-    return {"at": at, "tokens_per_s": rate, "reference": reference}
+    def burst(rate):
+        return [{"tokens": 1000, "wall_s": 9.0, "processor_s": 1000 / rate}] if rate else []
+
+    return {"at": at, "bursts": burst(rate), "reference": burst(reference)}
 
 
 def test_servers_2_a_slower_machine_does_not_lower_the_value_of_a_point():
@@ -112,18 +117,33 @@ def test_servers_2_a_slower_machine_does_not_lower_the_value_of_a_point():
     fast = {(0, (point,)): row(point, 100.0 + point, 50.0) for point in range(20)}
     slow = {(1, (point,)): row(20 + point, (100.0 + point) / 2, 25.0) for point in range(20)}
 
-    values = llama_grid.values_of(fast | slow)
+    values = grid_values.values_of(fast | slow, "processor")
 
-    assert llama_grid.deviation({key: each["tokens_per_s"] for key, each in (fast | slow).items()}) > 40
+    assert grid_values.deviation(grid_values.rates_of(fast | slow, "processor")) > 40
     # At the border of the two speeds, neighbours are of both.
-    assert llama_grid.deviation({key: value for key, value in values.items() if 4 < key[1][0] < 16}) < 1e-6
+    assert grid_values.deviation({key: value for key, value in values.items() if 4 < key[1][0] < 16}) < 1e-6
 
 
 def test_a_measurement_without_a_reference_takes_the_speed_of_its_neighbours():
-    rows = [row(n, 10.0, reference) for n, reference in enumerate([50.0, 0.0, 50.0, 100.0])]
+    assert grid_values.speeds([50.0, 0.0, 50.0, 100.0]) == [1.0, 1.0, 1.0, 1.0]
+    assert grid_values.speeds([0.0]) == [1.0]
 
-    assert llama_grid.speeds(rows) == [1.0, 1.0, 1.0, 1.0]
-    assert llama_grid.speeds([row(0, 10.0, 0.0)]) == [1.0]
+
+def test_a_failed_point_has_the_value_zero():
+    assert grid_values.values_of({(0, (1,)): row(0, 0.0, 50.0)}, "processor") == {(0, (1,)): 0.0}
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs the processor times of Linux")
+def test_the_processor_time_of_a_burst_has_no_part_of_waiting(monkeypatch):
+    """The server sleeps before each answer, so its processor time is far below the elapsed time."""
+    monkeypatch.setattr(point_bursts, "REQUESTS", 2)
+    with stream_server(ServerState(has_info=False, script=lambda body: Script(first_s=0.5))) as (url, _):
+        server = BurstServer(url, os.getpid())
+        own, others = point_bursts.measure_bursts(server, server, 0.01)
+
+    assert len(own) == 2
+    assert len(others) == 1
+    assert all(0 < each.processor_s < each.wall_s and each.wall_s > 0.5 for each in own)
 
 
 def test_bursts_have_equal_work():
