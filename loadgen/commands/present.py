@@ -20,6 +20,7 @@ from reports.pages.run_page import build_run_report
 from reports.pages.run_pages import way_up
 from reports.pages.sections import latency_tables
 from reports.pages.sections.objectives import objectives_table
+from reports.pages.sections.request_tables import failure_causes
 from reports.renderers.write import write_report
 from reports.run_schema import NOT_FAILED, Status
 from reports.run_store import RunDirectoryError
@@ -87,6 +88,7 @@ def _totals(analysis: Analysis, is_one_of_many: bool) -> str:
         ("output tokens/s", _value(rates["output_tokens_per_s"]["value"])),
         ("requests", f"{sum(counts.values())} started in the window, {len(analysis.run.records)} in all"),
         ("failed", f"{sum(failed.values())}{listed}"),
+        *_first_cause(analysis),
         *([("clients left", f"{left}, as planned")] if left else []),
         ("window", f"{window['end_s'] - window['start_s']:.1f} s, ended by {window['stop_reason'] or 'a crash'}"),
         *([("latencies", "grow with time: the server is overloaded")] if latencies_grow(summary) else []),
@@ -96,6 +98,16 @@ def _totals(analysis: Analysis, is_one_of_many: bool) -> str:
     ]
     title = [analysis.label] if is_one_of_many else []
     return "\n".join([*title, *(f"{name:<16} {value}" for name, value in rows)])
+
+
+def _first_cause(analysis: Analysis) -> list[tuple[str, str]]:
+    """The most frequent cause of failures, as text of the server; nothing without failures."""
+    causes = failure_causes(analysis)
+    most = max(causes, key=lambda row: row["requests"], default=None)
+    if most is None:
+        return []
+    lines = textwrap.wrap(legible(str(most["cause"])), COLUMNS - 17)
+    return [("most often", ("\n" + 17 * " ").join(lines))]
 
 
 def _objectives(analysis: Analysis, is_one_of_many: bool) -> str:

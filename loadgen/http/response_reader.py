@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from loadgen.dialects.dialect import Dialect, ParsedAnswer, accepted_type, read_timing_headers
+from loadgen.http.error_body import message_of
 from loadgen.http.http1 import ProtocolError, ResponseHead, ResponseParser
 from loadgen.http.sse import MAX_LINE_BYTES
 from reports.run_schema import RequestPhase, Status, error_type
@@ -221,14 +222,19 @@ class ResponseReader:
         """Set the status of a response that ended."""
         call, answer = self._exchange, self._answer
         if status == 429:
-            call.fail(Status.OVERLOADED, "429")
+            call.fail(Status.OVERLOADED, self._refusal(status))
         elif status >= 500:
-            call.fail(Status.HTTP_5XX, str(status))
+            call.fail(Status.HTTP_5XX, self._refusal(status))
         elif status >= 400:
-            call.fail(Status.HTTP_4XX, str(status))
+            call.fail(Status.HTTP_4XX, self._refusal(status))
         elif answer.error is not None:
             call.fail(Status.STREAM_ERROR, answer.error)
         elif self._dialect.sampling.streams and not answer.event_ns:
             call.fail(Status.TRUNCATED, "empty stream" if self.parser.is_complete else "closed")
         elif not answer.is_complete:
             call.fail(Status.TRUNCATED, "no terminator" if self.parser.is_complete else "closed")
+
+    def _refusal(self, status: int) -> str:
+        """The status with the server's message. A message about an API key may contain it, so it is left out."""
+        message = "" if status in (401, 403) else message_of(self._exchange.error_body)
+        return f"{status}: {message}" if message else str(status)

@@ -14,6 +14,11 @@ from reports.run_schema import Status, TokensSource
 
 TEMPLATE_TOKENS = {"openai-chat": 64, "anthropic": 64, "ollama-chat": 64}
 """Tokens that a chat template may add to a prompt, by API."""
+ERRORS = (
+    *(Status.CONNECT_ERROR, Status.OVERLOADED, Status.HTTP_4XX, Status.HTTP_5XX, Status.STREAM_ERROR),
+    *(Status.BAD_PAYLOAD, Status.PROTOCOL_ERROR),
+)
+"""Failures that a longer run has as well."""
 SPECIAL_TOKENS = 4
 """Tokens that may be added to a prompt without a chat template."""
 
@@ -27,6 +32,7 @@ def answer_facts(measured: Measured) -> dict[str, Any]:
         "usage_mismatch_median": _median(_usage_mismatch(succeeded)),
         "unfinished_answers": _unfinished(succeeded),
         "answers": len(succeeded),
+        "only_errors": len(population) > 0 and bool(population["status"].isin(ERRORS).all()),
         "burst_events": None if burst is None else burst.events,
         "burst_interval_s": None if burst is None else burst.interval_s,
         "planned_input_tokens": _median(succeeded["planned_input_tokens"]),

@@ -145,7 +145,8 @@ def _answer_lengths(facts: Mapping[str, Any]) -> Finding | None:
 def _completions(facts: Mapping[str, Any]) -> Finding | None:
     """A window with few completions is valid: it has no intervals."""
     level = None if facts["completions"] else Level.INVALID
-    return finding("completions", level, "no request completed in the window; run longer")
+    remedy = "see the causes of the failed requests" if facts["only_errors"] else "run longer"
+    return finding("completions", level, f"no request completed in the window; {remedy}")
 
 
 def _cut_off(facts: Mapping[str, Any]) -> Finding | None:

@@ -65,18 +65,24 @@ def abandoned_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
 
 def error_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
     """A row per status and cause of failures, with the phase; empty without failures."""
+    return pd.DataFrame([
+        ({"run": analysis.label} if len(analyses) > 1 else {}) | row
+        for analysis in analyses
+        for row in failure_causes(analysis)
+    ])  # fmt: skip
+
+
+def failure_causes(analysis: Analysis) -> list[dict[str, Any]]:
+    """Status, phase, cause and number of failed requests. Of causes that differ only in numbers, the first is shown."""
+    failed = analysis.measured.population
+    failed = failed[~failed["status"].isin(NOT_FAILED)]
+    causes = failed["error_type"].fillna("unknown/unknown").astype(str)
+    kinds = failed.assign(error_type=causes, kind=causes.str.replace(r"\d+", "0", regex=True))
     rows = []
-    for analysis in analyses:
-        failed = analysis.measured.population
-        failed = failed[~failed["status"].isin(NOT_FAILED)]
-        kinds = failed.assign(error_type=failed["error_type"].fillna("unknown")).groupby(
-            ["status", "error_type"], sort=False
-        )
-        for (status, cause), group in kinds:
-            phase, _, kind = str(cause).rpartition("/")
-            row = {"status": str(status), "phase": phase or "unknown", "cause": kind, "requests": len(group)}
-            rows.append(({"run": analysis.label} if len(analyses) > 1 else {}) | row)
-    return pd.DataFrame(rows)
+    for (status, _), group in kinds.groupby(["status", "kind"], sort=False):
+        phase, _, cause = str(group["error_type"].iloc[0]).partition("/")
+        rows.append({"status": str(status), "phase": phase, "cause": cause, "requests": len(group)})
+    return rows
 
 
 def lengths_table(analyses: Sequence[Analysis]) -> pd.DataFrame:

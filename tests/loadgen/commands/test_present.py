@@ -1,8 +1,14 @@
+import re
+
 import numpy as np
 import pandas as pd
 
-from loadgen.commands.present import render_table
+from loadgen.commands.present import render_summary, render_table
 from reports.document import Estimate
+from reports.metrics.summary import Analysis
+from reports.pages.sections.request_tables import error_table
+from reports.run_schema import Status
+from tests.support.samples.sample_run import SampleLoad, sample_run
 
 
 def test_counts_are_whole_and_measures_have_three_digits():
@@ -36,3 +42,21 @@ def test_pages_2_a_table_that_is_too_wide_has_headings_of_several_lines_and_fewe
         ["16", "1,304", *["1,064"] * 4, "95.6", "(93.0–98.2)", "undecided"],
     ]
     assert lines[0].split() == ["Output", *["TTFT"] * 4]
+
+
+def test_servers_1_failed_requests_have_the_message_of_the_server():
+    """One row for messages that differ in numbers; the most frequent cause is in the summary."""
+    run = sample_run(SampleLoad(mode="closed", duration_s=3, warmup_s=0, failure_share=1.0))
+    odd = len(run.records) // 2
+    for number, record in enumerate(run.records):
+        record.status = Status.HTTP_4XX
+        record.error_type = "first_event/422: \x1b[2J" if number == odd else f"first_event/400: {number} tokens are a/b"
+    analysis = Analysis.of(run)
+
+    causes = error_table([analysis]).set_index("requests")["cause"]
+    text = render_summary([analysis])
+
+    assert len(causes) == 2
+    assert causes[1] == "422: \x1b[2J"
+    assert re.fullmatch(r"400: \d+ tokens are a/b", causes[len(analysis.measured.population) - 1])
+    assert re.search(r"most often +400: \d+ tokens are a/b", text)

@@ -185,9 +185,13 @@ def test_reliability_T41_comments_are_not_progress_and_the_passed_limit_is_named
 @pytest.mark.parametrize(
     ("status", "headers", "expected"),
     [
-        (b"429 Too Many Requests", b"retry-after: 5\r\n", (Status.OVERLOADED, "first_event/429")),
-        (b"503 Unavailable", b"retry-after: Wed, 21 Oct 2065 07:28:00 GMT\r\n", (Status.HTTP_5XX, "first_event/503")),
-        (b"503 Unavailable", b"", (Status.HTTP_5XX, "first_event/503")),
+        (b"429 Too Many Requests", b"retry-after: 5\r\n", (Status.OVERLOADED, "first_event/429: later")),
+        (
+            b"503 Unavailable",
+            b"retry-after: Wed, 21 Oct 2065 07:28:00 GMT\r\n",
+            (Status.HTTP_5XX, "first_event/503: later"),
+        ),
+        (b"503 Unavailable", b"", (Status.HTTP_5XX, "first_event/503: later")),
     ],
 )
 def test_reliability_4_10_94_a_retry_header_causes_no_retry(status, headers, expected):

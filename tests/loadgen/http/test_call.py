@@ -69,9 +69,11 @@ def test_tokens_are_counted_from_the_best_source(url, state, connect):
 @pytest.mark.parametrize(
     ("script", "status", "error_type"),
     [
-        (Script(status=429), Status.OVERLOADED, "first_event/429"),
-        (Script(status=422), Status.HTTP_4XX, "first_event/422"),
-        (Script(status=500), Status.HTTP_5XX, "first_event/500"),
+        (Script(status=429), Status.OVERLOADED, "first_event/429: scripted"),
+        (Script(status=422), Status.HTTP_4XX, "first_event/422: scripted"),
+        (Script(status=500), Status.HTTP_5XX, "first_event/500: scripted"),
+        (Script(status=401), Status.HTTP_4XX, "first_event/401"),
+        (Script(status=502, body=b"<html>bad"), Status.HTTP_5XX, "first_event/502"),
         (Script(status=302), Status.PROTOCOL_ERROR, "first_event/status 302"),
         (Script(status=204, body=b""), Status.PROTOCOL_ERROR, "first_event/status 204"),
         (Script(body=b"<html>", content_type="text/html"), Status.PROTOCOL_ERROR, None),

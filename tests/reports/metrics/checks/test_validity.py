@@ -32,6 +32,7 @@ GOOD: dict[str, Any] = {
     "usage_mismatch_median": 0.0,
     "unfinished_answers": 0,
     "answers": 500,
+    "only_errors": False,
     "burst_events": 4.0,
     "burst_interval_s": 0.08,
     "planned_input_tokens": 128.0,
@@ -133,7 +134,14 @@ def test_run_without_completions_is_invalid() -> None:
     verdict = verdict_of(sample_run(SampleLoad(mode="closed", duration_s=3, warmup_s=0, failure_share=1.0)))
 
     assert verdict["status"] == "invalid"
-    assert "no request completed in the window; run longer" in [each["message"] for each in verdict["reasons"]]
+    messages = [each["message"] for each in verdict["reasons"]]
+    assert "no request completed in the window; see the causes of the failed requests" in messages
+
+
+def test_a_run_that_is_shorter_than_its_requests_is_asked_to_run_longer() -> None:
+    found = [finding.message for check in CHECKS if (finding := check(GOOD | {"completions": 0})) is not None]
+
+    assert found == ["no request completed in the window; run longer"]
 
 
 def test_trust_W10_a_killed_run_is_invalid_as_incomplete(tmp_path: Path) -> None:
