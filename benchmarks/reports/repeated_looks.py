@@ -13,8 +13,8 @@ a change was ever reported, and for series with a change of 5 % half-way, the fr
 import argparse
 import json
 import math
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,11 +23,11 @@ import numpy as np
 from loadgen.config.bench_settings import DEFAULT_WARMUP_S
 from loadgen.generator.stop_rules import Converged, can_converge
 from loadgen.selftest.coverage import Setting, estimates, measured_requests
-from loadgen.selftest.queue_models import MODELS, QueueModel, Runs
+from loadgen.selftest.queue_models import QueueModel, Runs, model_named
 from loadgen.selftest.stationary import stationary_values
 from loadgen.target import machine
 from reports.gate.history import MAX_POINTS, MIN_SEGMENT, CommitPoint, find_changes
-from reports.metrics.early_end import CONVERGED_FACTOR
+from reports.metrics.early_end import converged_interval
 from reports.metrics.named_metrics import relative_half_width
 from reports.stats.dependence import Dependence, state_time
 
@@ -83,10 +83,11 @@ class HistoryRow:
     found: int
 
 
-def converged_cells(model_name: str, load: float, runs: int, seed: int = SEED) -> list[ConvergedCell]:
-    """The cells of one queue."""
-    [model] = [each for each in MODELS if each.name == model_name]
-    truths = stationary_values(model_name, load)
+def converged_cells(
+    model: QueueModel, load: float, runs: int, seed: int = SEED, truths: Mapping[str, float] | None = None
+) -> list[ConvergedCell]:
+    """The cells of one queue. truths: the stationary values; those that are stored for the model if not given."""
+    truths = stationary_values(model.name, load) if truths is None else truths
     ends: dict[tuple[str, float], list[tuple[int, bool]]] = {}
     for run in simulated_runs(model, load, runs, seed):
         pending = {(name, width) for name, widths in WIDTHS.items() for width in widths}
@@ -96,14 +97,14 @@ def converged_cells(model_name: str, load: float, runs: int, seed: int = SEED) -
                 continue
             found = dict(estimates(seen, truths))
             for name, width in sorted(pending):
-                interval = found[name].interval.widened(CONVERGED_FACTOR)
+                interval = converged_interval(found[name].interval, is_wait=name.startswith("ttft"))
                 if relative_half_width(interval) <= width:
                     covers = interval.lo <= truths[name] <= interval.hi
                     ends.setdefault((name, width), []).append((size, covers))
                     pending.discard((name, width))
     return [
         ConvergedCell(
-            model_name,
+            model.name,
             load,
             name,
             width,
@@ -135,7 +136,7 @@ def simulated_runs(model: QueueModel, load: float, runs: int, seed: int) -> Iter
     """Runs of `LAST` requests after the warm-up."""
     setting = Setting(model, load, LAST)
     for first in range(0, runs, RUNS_AT_ONCE):
-        random = np.random.default_rng([seed, MODELS.index(model), round(100 * load), first])
+        random = np.random.default_rng([seed, model.number, round(100 * load), first])
         together = model.simulate(random, min(RUNS_AT_ONCE, runs - first), setting.simulated, load)
         yield from measured_requests(together, DEFAULT_WARMUP_S, LAST)
 
@@ -171,18 +172,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=400, help="Runs of each queue.")
     parser.add_argument("--series", type=int, default=200, help="Series of each noise.")
+    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", type=Path, help="Also write the rows here.")
     args = parser.parse_args()
-    cells = []
-    for model, load in QUEUES:
-        cells += converged_cells(model, load, args.runs)
-        print(f"{model} {load:g}", file=sys.stderr, flush=True)
+    with ProcessPoolExecutor(args.processes) as pool:
+        found = pool.map(_cells_of_queue, [(model, load, args.runs) for model, load in QUEUES])
+        cells = [cell for queue in found for cell in queue]
     rows = [history_row(noise, args.series) for noise in (0.01, 0.02, 0.04)]
     print(render(cells, rows))
     if args.json:
         content = {"converge": [asdict(cell) for cell in cells], "history": [asdict(row) for row in rows]}
         where = {"machine": machine.describe_machine(), "libraries": machine.library_versions()}
         args.json.write_text(json.dumps({"seed": SEED, **content, **where}, indent=1, allow_nan=False) + "\n")
+
+
+def _cells_of_queue(queue: tuple[str, float, int]) -> list[ConvergedCell]:
+    model, load, runs = queue
+    return converged_cells(model_named(model), load, runs)
 
 
 def render(cells: Sequence[ConvergedCell], rows: Sequence[HistoryRow]) -> str:

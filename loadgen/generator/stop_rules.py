@@ -4,7 +4,7 @@ Pure functions of the run so far. Rules are evaluated at growing sizes, so that 
 chance.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from loadgen.config.objectives import parse_objective, parse_width
 from loadgen.errors import UsageError
-from reports.metrics.early_end import CONVERGED, CONVERGED_FACTOR
+from reports.metrics.early_end import CONVERGED
 from reports.metrics.named_metrics import has_interval, metric_interval, relative_half_width
 from reports.metrics.requests.request_series import run_dependence
 from reports.metrics.run_metrics import meets_slo
@@ -78,8 +78,8 @@ class Converged:
         met = np.ones(int(partial.measured.started.sum()), dtype=np.bool_)
         if not can_converge(run_dependence(partial.measured, met)):
             return None
-        known = ((metric_interval(partial.measured, name), share) for name, share in self.widths)
-        is_narrow = all(CONVERGED_FACTOR * relative_half_width(interval) <= share for interval, share in known)
+        ended = replace(partial.measured, window=replace(partial.measured.window, stop_reason=CONVERGED))
+        is_narrow = all(relative_half_width(metric_interval(ended, name)) <= share for name, share in self.widths)
         return CONVERGED if is_narrow else None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from reports.metrics.early_end import interval_factor
+from reports.metrics.early_end import interval_factor, latency_interval
 from reports.metrics.measured import Measured
 from reports.metrics.named_metrics import METRICS
 from reports.metrics.requests.counted import GENERATOR_DELAYS, least_bound
@@ -56,9 +56,10 @@ def metric_statistics(measured: Measured, concurrency: float) -> dict[str, Any]:
 def _per_request(metric: RequestMetric, measured: Measured, series: QueueSeries) -> dict[str, Any]:
     population = measured.population
     bound = least_bound(population, metric.name)
-    factor = interval_factor(measured)
-    mean = series.mean().widened(factor)
-    percentiles = [series.percentile(percentile).widened(factor) for percentile in PERCENTILES]
+    mean, *percentiles = (
+        BoundedEstimate(latency_interval(each.interval, measured, metric.name))
+        for each in (series.mean(), *map(series.percentile, PERCENTILES))
+    )
     found = _statistics(metric, series.values, percentiles, bound)
     hi = mean.interval.hi if math.isinf(bound) else math.inf
     return found | {

@@ -6,7 +6,7 @@ Metrics of a request are in `per_request.py`, of token events in `pooled_metrics
 import math
 import re
 
-from reports.metrics.early_end import interval_factor
+from reports.metrics.early_end import interval_factor, latency_interval
 from reports.metrics.measured import Measured
 from reports.metrics.requests.per_request import (
     LATENCY_NAME,
@@ -54,12 +54,9 @@ def metric_interval(measured: Measured, name: str) -> Interval:
     assert match is not None, "checked by has_interval"
     percentile = None if match["stat"] == "mean" else float(match["stat"][1:])
     column = request_metric_of(name, measured.manifest.is_open_loop)
-    found = (
-        _pooled_interval(measured, match["name"], percentile)
-        if column is None
-        else _interval(measured, column, percentile)
-    )
-    return found.widened(interval_factor(measured)).scaled(1e3)
+    if column is None:
+        return _pooled_interval(measured, match["name"], percentile).widened(interval_factor(measured)).scaled(1e3)
+    return latency_interval(_interval(measured, column, percentile), measured, column).scaled(1e3)
 
 
 def run_interval(metric: RunMetric, measured: Measured) -> Interval:

@@ -31,13 +31,18 @@ class Interval:
     def scaled(self, factor: float) -> "Interval":
         return Interval(self.value * factor, self.lo * factor, self.hi * factor, self.needed)
 
-    def widened(self, factor: float, least: float = 0.0, most: float = math.inf) -> "Interval":
+    def widened(
+        self, factor: float, upper: float | None = None, *, least: float = 0.0, most: float = math.inf
+    ) -> "Interval":
         """Each side `factor` times as long, but not beyond the range of the value, if it was inside.
+
+        upper: the factor of the upper side, if it differs.
 
         >>> Interval(0.9, 0.8, 0.95).widened(1.4, most=1.0)
         Interval(value=0.9, lo=0.76, hi=0.97, needed=None)
         """
-        lo, hi = self.value - factor * (self.value - self.lo), self.value + factor * (self.hi - self.value)
+        above = factor if upper is None else upper
+        lo, hi = self.value - factor * (self.value - self.lo), self.value + above * (self.hi - self.value)
         return Interval(self.value, max(lo, min(least, self.lo)), min(hi, max(most, self.hi)), self.needed)
 
 

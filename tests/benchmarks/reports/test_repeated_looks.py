@@ -1,4 +1,6 @@
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,30 @@ from benchmarks.reports.repeated_looks import (
     look_sizes,
     render,
 )
+from loadgen.selftest.queue_models import model_named
+
+PAGE, RESULT = Path("docs/intervals.md"), Path("benchmarks/results/repeated_looks.json")
+
+
+def test_trust_C1_the_table_of_the_page_is_that_of_the_stored_result():
+    cells = stored_cells()
+
+    [table, _] = render(cells, []).split("\n\n")
+    assert table in PAGE.read_text()
+
+
+def test_trust_C1_the_stored_result_keeps_the_promise():
+    """Where at least a fifth of the runs end, 93 % of these cover; elsewhere at most 3 % of all end with a miss."""
+    cells = stored_cells()
+
+    frequent = [cell for cell in cells if cell.ended >= 0.2 * cell.runs]
+    assert len(frequent) >= 50
+    assert [cell for cell in frequent if cell.coverage < 0.93] == []
+    assert [cell for cell in cells if cell not in frequent and cell.ended - cell.covered > 0.03 * cell.runs] == []
+
+
+def stored_cells() -> list[ConvergedCell]:
+    return [ConvergedCell(**cell) for cell in json.loads(RESULT.read_text())["converge"]]
 
 
 def test_a_step_is_reported_by_a_check_after_one_of_the_commits():
@@ -22,7 +48,7 @@ def test_a_step_is_reported_by_a_check_after_one_of_the_commits():
 
 
 def test_runs_end_at_the_first_look_whose_interval_is_narrow_enough():
-    cells = {(cell.statistic, cell.width): cell for cell in converged_cells("M/M/1", 0.5, runs=3)}
+    cells = {(cell.statistic, cell.width): cell for cell in converged_cells(model_named("M/M/1"), 0.5, runs=3)}
 
     wide, narrow = cells["ttft mean", 0.3], cells["ttft mean", 0.15]
     assert wide.runs == 3
@@ -43,11 +69,11 @@ def test_the_tables_have_fractions():
 
 @pytest.mark.slow
 def test_trust_C1_intervals_of_converged_runs_cover_the_truth():
-    """docs/intervals.md, "Repeated looks": of these seeds, the mean TTFT falls short where half of the runs end."""
-    cells = [cell for cell in converged_cells("M/G/16", 0.7, runs=100, seed=11) if cell.ended >= 20]
+    """docs/intervals.md, "Repeated looks": seed 11 is the worst of those that were tried with sides of equal length."""
+    cells = [cell for cell in converged_cells(model_named("M/G/16"), 0.7, runs=100, seed=11) if cell.ended >= 20]
 
     assert len(cells) >= 10
-    assert [cell for cell in cells if cell.coverage < (0.93 if cell.ended >= 90 else 0.75)] == []
+    assert [cell for cell in cells if cell.coverage < (0.93 if cell.ended >= 90 else 0.87)] == []
 
 
 @pytest.mark.slow

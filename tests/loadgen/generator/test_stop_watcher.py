@@ -63,11 +63,11 @@ def test_metrics_10_a_run_converges_when_its_interval_is_narrow_enough():
     ttft_s = 0.1 + 0.01 * np.random.default_rng(1).standard_normal(400)
     seen = partial_run(requests(ttft_s))
 
-    # The mean of 400 values with a deviation of a tenth is known to about 1 %, and to 1.35 % if the run ends for it.
-    assert Converged((("ttft_mean_ms", 0.02),)).reason(seen) == "converged"
-    assert Converged((("ttft_mean_ms", 0.011),)).reason(seen) is None
+    # The mean of 400 values with a deviation of a tenth is known to 1.4 %, and to 2.2 % if the run ends for it.
+    assert Converged((("ttft_mean_ms", 0.023),)).reason(seen) == "converged"
+    assert Converged((("ttft_mean_ms", 0.02),)).reason(seen) is None
     assert Converged((("ttft_mean_ms", 0.002),)).reason(seen) is None
-    assert Converged((("ttft_mean_ms", 0.02), ("ttft_p99_ms", 0.0001))).reason(seen) is None
+    assert Converged((("ttft_mean_ms", 0.023), ("ttft_p99_ms", 0.0001))).reason(seen) is None
 
 
 def test_metrics_10_an_open_loop_is_overloaded_when_ttft_and_requests_in_flight_both_grow():

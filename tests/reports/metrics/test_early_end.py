@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reports.metrics.early_end import CONVERGED, CONVERGED_FACTOR
+from reports.metrics.early_end import CONVERGED, CONVERGED_FACTOR, WAITS, converged_interval
 from reports.metrics.measured import Measured
 from reports.metrics.named_metrics import metric_interval
 from reports.metrics.summary import Analysis, summarize
@@ -33,7 +33,8 @@ def test_trust_C1_every_interval_of_a_converged_run_is_longer(planned: RunResult
     assert before.keys() == after.keys()
     assert {"ttft_co_s mean", "e2e_co_s p50", "tpot_s mean", "gap_s p50", "output_tokens_per_s"} <= before.keys()
     for name, interval in before.items():
-        expected = interval.widened(CONVERGED_FACTOR, most=1.0 if name in ("error_rate", "slo_attainment") else 1e9)
+        most, is_wait = 1.0 if name in ("error_rate", "slo_attainment") else 1e9, name.split()[0] in WAITS
+        expected = converged_interval(interval, is_wait=is_wait, most=most)
         assert after[name] == expected or after[name].hi == pytest.approx(expected.hi), name
         assert after[name].lo == pytest.approx(expected.lo), name
 
@@ -43,6 +44,13 @@ def test_trust_C1_the_interval_of_a_named_metric_is_the_one_of_the_summary(conve
 
     shown = summarize(converged)["metrics"]["ttft_s"]["mean_interval"]
     assert (found.lo, found.hi) == (pytest.approx(1e3 * shown["lo"]), pytest.approx(1e3 * shown["hi"]))
+
+
+def test_trust_C1_the_upper_side_of_a_wait_is_longer_than_that_of_other_latencies() -> None:
+    found = Interval(2.0, 1.0, 3.0)
+
+    assert converged_interval(found) == Interval(2.0, pytest.approx(0.65), pytest.approx(3.35))
+    assert converged_interval(found, is_wait=True) == Interval(2.0, pytest.approx(0.65), pytest.approx(3.7))
 
 
 def test_trust_C1_pooled_attainment_is_longer_if_one_of_the_runs_converged(
