@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -33,12 +34,15 @@ class ChoosingOptions:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRows:
-    """The rows of a step's logits, one token each: the sequence, its ids before the token, and its grammar's state."""
+    """The rows of a step's logits, one token each: the sequence, its ids before the token, and its grammar's state.
+
+    counts: the rows of each sequence; empty without drafts.
+    """
 
     sequences: tuple[Sequence, ...]
     ids: list[SequenceOf[int]]
     grammars: list[GrammarState | None]
-    has_drafts: bool = False
+    counts: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, sequences: tuple[Sequence, ...]) -> "ChoiceRows":
@@ -60,7 +64,17 @@ class ChoiceRows:
             grammars.extend(
                 None if grammar is None else grammar.after(draft[: 1 + place]) for place in range(len(draft))
             )
-        return cls(tuple(owners), ids, grammars, has_drafts=True)
+        return cls(tuple(owners), ids, grammars, tuple(1 + len(draft) for draft in drafts))
+
+    @property
+    def without_drafts(self) -> "ChoiceRows":
+        """The first row of each sequence."""
+        firsts = [end - count for end, count in zip(accumulate(self.counts), self.counts, strict=True)]
+        return ChoiceRows(
+            tuple(self.sequences[row] for row in firsts),
+            [self.ids[row] for row in firsts],
+            [self.grammars[row] for row in firsts],
+        )
 
     def row(self, number: int) -> "ChoiceRows":
         return ChoiceRows((self.sequences[number],), [self.ids[number]], [self.grammars[number]])
@@ -76,21 +90,38 @@ class TokenChoice:
     def choose(
         self, known: RowChooser | None, rows: ChoiceRows, logits: Tensor, newest: Tensor | None
     ) -> tuple[Choice, RowChooser | None]:
-        """One token per row, the same on every rank, and the chooser: `known` for the same sequences."""
+        """One token per row, the same on every rank, and the chooser of the sequences: `known` for the same ones."""
         chooser = known
         try:
-            if chooser is None or chooser.rows != rows.sequences:
-                chooser = RowChooser(rows.sequences, self._make_chooser(rows, logits))
-            choice = chooser.chooser.choose(logits, rows.ids, newest)
-            if rows.has_drafts and chooser.chooser.keeps_state:
-                # It has counted the ids of drafts.
-                chooser = None
+            if rows.counts:
+                choice, chooser = self._choose_with_drafts(known, rows, logits)
+            else:
+                chooser = self._chooser(known, rows, logits)
+                choice = chooser.chooser.choose(logits, rows.ids, newest)
         except Exception as error:
             if is_of_device(error):
                 raise
             logger.exception("choosing tokens failed for a batch of %d; each row is tried alone", len(rows.ids))
             choice, chooser = self._choose_alone(rows, logits, newest), None
         return self._agree(choice) if self._group.world_size > 1 else choice, chooser
+
+    def _choose_with_drafts(
+        self, known: RowChooser | None, rows: ChoiceRows, logits: Tensor
+    ) -> tuple[Choice, RowChooser]:
+        """The choices, and the chooser of the sequences, which has seen no draft.
+
+        The rows differ in each step, so a chooser of them all is built only if that of the sequences does not do.
+        """
+        chooser = self._chooser(known, rows.without_drafts, logits)
+        own = chooser.chooser.repeated(rows.counts) or self._make_chooser(rows, logits)
+        choice = own.choose(logits, rows.ids)
+        return choice, chooser
+
+    def _chooser(self, known: RowChooser | None, rows: ChoiceRows, logits: Tensor) -> RowChooser:
+        """`known` if it is of the same sequences, else a new one."""
+        if known is not None and known.rows == rows.sequences:
+            return known
+        return RowChooser(rows.sequences, self._make_chooser(rows, logits))
 
     def _choose_alone(self, rows: ChoiceRows, logits: Tensor, newest: Tensor | None) -> Choice:
         """Row by row, so that only the requests whose own sampler fails are lost."""

@@ -80,11 +80,6 @@ class LogitsPipeline:
         """Whether a row's newest id must be read on the host before the next step."""
         return bool(self._watermarked or self._grammars)
 
-    @property
-    def keeps_state(self) -> bool:
-        """Whether ids are counted, or grammars followed."""
-        return bool(self._penalties or self._grammars)
-
     def process(self, logits: Tensor, ids: Sequence[Sequence[int]], newest: Tensor | None) -> Tensor:
         """The final scores, [rows, vocab_size] in float32; filtered ids are at -inf. `logits` is not changed.
 

@@ -3,6 +3,7 @@
 There is no generator state, so filter, concatenate, chunks, run-ahead and drafts cannot change a draw.
 """
 
+import copy
 import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
@@ -102,10 +103,10 @@ class TokenChooser:
     ) -> None:
         self._pipeline = LogitsPipeline(rows, vocab_size, eos_ids, device, watermark or Watermark())
         self._device = device
-        self._sampled = [row for row, each in enumerate(rows) if each.chooser.samples]
-        self._sampled_index = to_device(self._sampled, device, np.int64)
-        self._all_sampled = len(self._sampled) == len(rows)
-        self._seeds = np.array([rows[row].chooser.seed % 2**64 for row in self._sampled], dtype=np.uint64)
+        self._draw_from(
+            [each.chooser.samples for each in rows],
+            [each.chooser.seed % 2**64 for each in rows if each.chooser.samples],
+        )
         top_n = {row: each.top_n_tokens for row, each in enumerate(rows) if each.top_n_tokens > 0}
         self._top_n = TopN(top_n, vocab_size, device) if top_n else None
 
@@ -114,10 +115,30 @@ class TokenChooser:
         """Whether `newest` must be None: a row's own last id has to be known on the host."""
         return self._pipeline.needs_host_ids
 
-    @property
-    def keeps_state(self) -> bool:
-        """Whether it stores counts or grammar states of its rows' outputs, so it cannot be used for other rows."""
-        return self._pipeline.keeps_state
+    def _draw_from(self, is_sampled: Sequence[bool], seeds: Sequence[int] | NDArray[np.uint64]) -> None:
+        """Choose greedily in the other rows. seeds: one of each sampled row."""
+        self._is_sampled = is_sampled
+        self._sampled = [row for row, samples in enumerate(is_sampled) if samples]
+        self._sampled_index = to_device(self._sampled, self._device, np.int64)
+        self._all_sampled = len(self._sampled) == len(is_sampled)
+        self._seeds = np.array(seeds, dtype=np.uint64)
+
+    def repeated(self, counts: Sequence[int]) -> "TokenChooser | None":
+        """The chooser of the same rows, each of them `counts` times in a row; None if it has to be built from them.
+
+        Rows that are greedy or plainly sampled keep nothing that depends on their number.
+        """
+        if not self._pipeline.is_identity or self._top_n is not None:
+            return None
+        if not self._sampled:
+            return self
+        made = copy.copy(self)
+        own = [counts[row] for row in self._sampled]
+        made._draw_from(
+            [samples for samples, count in zip(self._is_sampled, counts, strict=True) for _ in range(count)],
+            np.repeat(self._seeds, own),
+        )
+        return made
 
     def choose(self, logits: Tensor, ids: Sequence[Sequence[int]], newest: Tensor | None = None) -> Choice:
         """One token per row; nothing waits for the device.

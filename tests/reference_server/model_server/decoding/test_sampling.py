@@ -1,6 +1,6 @@
-import dataclasses
 import doctest
 import math
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -118,6 +118,33 @@ def test_greedy_rows_take_the_best_id_beside_sampled_rows():
     assert [chosen[0], chosen[2]] == [int(logits[0].argmax()), int(logits[2].argmax())]
 
 
+@pytest.mark.parametrize("sampled", [(), (1,), (0, 2), (0, 1, 2)])
+def test_a_repeated_chooser_chooses_what_one_built_for_its_rows_chooses(sampled):
+    rows = [RowParameters(replace(CHOOSER, do_sample=row in sampled, seed=2**64 - row)) for row in range(3)]
+    counts, logits = (1, 4, 2), random_logits(7)
+    ids = [[5] * length for length in (3, 9, 10, 11, 12, 4, 5)]
+    every = [parameters for parameters, count in zip(rows, counts, strict=True) for _ in range(count)]
+    chooser = TokenChooser(rows, VOCAB_SIZE, EOS, CPU)
+
+    repeated = chooser.repeated(counts)
+
+    assert repeated is not None
+    assert repeated.choose(logits, ids).to_host() == choose(every, logits, ids)
+    assert chooser.choose(logits[:3], ids[:3]).to_host() == choose(rows, logits[:3], ids[:3])
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        RowParameters(replace(CHOOSER, top_k=3)),
+        RowParameters(CHOOSER, min_new_tokens=2),
+        RowParameters(CHOOSER, top_n_tokens=2),
+    ],
+)
+def test_a_chooser_that_depends_on_the_number_of_its_rows_is_not_repeated(row):
+    assert TokenChooser([row, RowParameters(CHOOSER)], VOCAB_SIZE, EOS, CPU).repeated((2, 1)) is None
+
+
 def test_logprobs_are_those_of_the_warped_distribution():
     logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
     row = RowParameters(ChooserParameters(temperature=0.5, top_k=2, seed=1))
@@ -215,9 +242,7 @@ def test_a_rows_token_logprob_and_top_tokens_never_depend_on_other_rows(batch, s
 
     for index in range(len(batch)):
         alone = choose(rows[index : index + 1], logits[index : index + 1], ids[index : index + 1])
-        assert dataclasses.astuple(alone) == tuple(
-            values[index : index + 1] for values in dataclasses.astuple(together)
-        )
+        assert astuple(alone) == tuple(values[index : index + 1] for values in astuple(together))
 
 
 any_float = st.floats(width=32)
