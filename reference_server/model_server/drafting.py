@@ -9,9 +9,10 @@ from collections.abc import Sequence as SequenceOf
 from typing import TYPE_CHECKING, Protocol
 
 from reference_server.messages import DraftCounts, NoDraft
-from reference_server.model_server.speculation.acceptance import SHORTEST_LONGEST_PAUSE, DraftHistory, overall_rates
+from reference_server.model_server.speculation.acceptance import DraftHistory, overall_rates
 from reference_server.model_server.speculation.draft_budget import DraftBudget
 from reference_server.model_server.speculation.draft_lengths import DraftCandidate, can_pay, draft_lengths
+from reference_server.model_server.speculation.look_times import LONGEST_PAUSE, LookTimes, longest_pause
 from reference_server.model_server.speculation.ngram import (
     NGRAM_PRIORS,
     NgramDraft,
@@ -31,9 +32,6 @@ MOST_VERIFIED_ROWS = 128
 
 
 NO_CANDIDATE = DraftCandidate(())
-LOOK_SHARE = 0.01
-"""Of the time of a request's steps, at most, is spent on looking for drafts that are not verified."""
-LONGEST_PAUSE = 128
 
 
 class DraftSource(Protocol):
@@ -69,6 +67,7 @@ class Drafter:
         self._can_pay: dict[int, bool] = {}
         self._overall = overall_rates(source.priors)
         self._budget = DraftBudget()
+        self._looks = LookTimes()
         self._saved_by_token_ns = 0.0
         self._undrafted = dict.fromkeys(NoDraft, 0)
 
@@ -82,6 +81,7 @@ class Drafter:
         self._can_pay.clear()
         self._overall = overall_rates(self.source.priors)
         self._budget = DraftBudget()
+        self._looks = LookTimes()
 
     def pays(self, num_rows: int) -> bool:
         """Whether a step of so many sequences may have drafts."""
@@ -99,11 +99,9 @@ class Drafter:
             return True
         if self._cost is None:
             return False
-        num_due = sum(self._is_due(sequence) for sequence in rows)
-        if num_due and self._budget.allows(self._cost.proposing_ns(num_due)):
+        if not self._looks.rests(rows) and self._due(rows, self._cost):
             return False
-        self._budget.decoded(self._cost.plain_ns(len(rows)))
-        self.leave_out(NoDraft.COST, len(rows))
+        self._step_without_look(len(rows), self._cost)
         return True
 
     def propose(self, rows: SequenceOf[Sequence]) -> tuple[Draft, ...]:
@@ -112,7 +110,7 @@ class Drafter:
             self.leave_out(NoDraft.BATCH, len(rows))
             return ()
         if self._cost is not None:
-            return self._paying_drafts(rows, self._cost)
+            return self._adapted(rows, self._cost)
         room = MOST_VERIFIED_ROWS - len(rows)
         drafts: list[Draft] = []
         for proposal in self._proposals(rows):
@@ -162,33 +160,55 @@ class Drafter:
             count = min(count, self._kv_border - sequence.cache_len - 1)
         return count
 
-    def _paying_drafts(self, rows: SequenceOf[Sequence], cost: StepCost) -> tuple[Draft, ...]:
-        """Drafts of the lengths that pay; the first token of a draft that is left out is compared all the same."""
-        num_rows = len(rows)
-        plain_ns = cost.plain_ns(num_rows)
-        self._budget.decoded(plain_ns)
-        due = [row for row, sequence in enumerate(rows) if self._is_due(sequence)]
-        proposing_ns = cost.proposing_ns(len(due))
-        if not due or not self._budget.allows(proposing_ns):
-            self.leave_out(NoDraft.COST, num_rows)
+    def _adapted(self, rows: SequenceOf[Sequence], cost: StepCost) -> tuple[Draft, ...]:
+        """Drafts of the lengths that pay, if any are to be looked for in this step."""
+        due = [] if self._looks.rests(rows) else self._due(rows, cost)
+        if not due:
+            self._step_without_look(len(rows), cost)
             return ()
+        drafts = self._paying_drafts(rows, due, cost)
+        self._looks.stepped()
+        return drafts
+
+    def _step_without_look(self, num_rows: int, cost: StepCost) -> None:
+        self._looks.stepped()
+        self._budget.decoded(cost.plain_ns(num_rows))
+        self.leave_out(NoDraft.COST, num_rows)
+
+    def _due(self, rows: SequenceOf[Sequence], cost: StepCost) -> list[int]:
+        """The rows to look for drafts of, as far as the budget allows."""
+        waits = [
+            0 if history is None else history.look_at - sequence.known_len
+            for sequence, history in ((sequence, sequence.draft_history) for sequence in rows)
+        ]
+        due = [row for row, wait in enumerate(waits) if wait <= 0]
+        if not due:
+            self._looks.none_due(rows, min(waits))
+            return []
+        look_ns, plain_ns = cost.proposing_ns(len(due)), cost.plain_ns(len(rows))
+        self._budget.start(plain_ns)
+        if self._budget.allows(look_ns):
+            return due
+        self._looks.wait(min(LONGEST_PAUSE, self._budget.steps_until(look_ns, plain_ns)))
+        return []
+
+    def _paying_drafts(self, rows: SequenceOf[Sequence], due: list[int], cost: StepCost) -> tuple[Draft, ...]:
+        """Drafts of rows that are due; the first token of a draft that is left out is compared all the same."""
+        num_rows = len(rows)
+        plain_ns, look_ns = cost.plain_ns(num_rows), cost.proposing_ns(len(due))
+        self._budget.decoded(plain_ns)
+        self._budget.add(-look_ns)
         self.leave_out(NoDraft.COST, num_rows - len(due))
-        self._budget.add(-proposing_ns)
         found = self._proposals([rows[row] for row in due])
-        candidates = [NO_CANDIDATE] * num_rows
-        for row, (_, levels) in zip(due, found, strict=True):
-            sequence, history = rows[row], self._history(rows[row])
-            history.settle(sequence.ids)
-            rates = [history.rate(level) for level in levels]
-            candidates[row] = DraftCandidate(rates, sequence.cache_len, sequence.request.parameters.samples)
-        lengths = draft_lengths(candidates, cost, proposing_ns)
-        added_ns = self._added_ns(candidates, lengths, cost)
-        if not self._budget.allows(added_ns):
-            lengths = [0] * num_rows
+        num_right = sum(self._history(rows[row]).settle(rows[row].ids) for row in due)
+        if 2 * num_right >= len(due):
+            self._looks.look_again()
+        lengths = self._lengths(rows, due, found, look_ns, cost)
+        self._looks.looked(any(lengths), longest_pause(look_ns, plain_ns))
         longest = longest_pause(cost.proposing_ns(1), plain_ns)
         drafts: list[Draft] = [()] * num_rows
-        for row, (ids, levels) in zip(due, found, strict=True):
-            history, length = self._history(rows[row]), lengths[row]
+        for row, length, (ids, levels) in zip(due, lengths, found, strict=True):
+            history = self._history(rows[row])
             if length:
                 history.drafted(levels)
                 drafts[row] = tuple(ids[:length])
@@ -200,9 +220,32 @@ class Drafter:
                 history.guess(num_ids, ids[0], levels[0])
         if not any(lengths):
             return ()
-        self._budget.add(-added_ns)
         self._saved_by_token_ns = plain_ns / num_rows
         return tuple(drafts)
+
+    def _lengths(
+        self,
+        rows: SequenceOf[Sequence],
+        due: list[int],
+        found: SequenceOf[ProposedDraft],
+        look_ns: float,
+        cost: StepCost,
+    ) -> list[int]:
+        """The tokens to verify of each proposal, as the estimates and the budget allow, which pays for them."""
+        nothing = [0] * len(due)
+        if not any(ids for ids, _ in found):
+            return nothing
+        candidates = [NO_CANDIDATE] * len(rows)
+        for row, (_, levels) in zip(due, found, strict=True):
+            sequence, history = rows[row], self._history(rows[row])
+            rates = [history.rate(level) for level in levels]
+            candidates[row] = DraftCandidate(rates, sequence.cache_len, sequence.request.parameters.samples)
+        lengths = draft_lengths(candidates, cost, look_ns)
+        added_ns = self._added_ns(candidates, lengths, cost)
+        if not self._budget.allows(added_ns):
+            return nothing
+        self._budget.add(-added_ns)
+        return [lengths[row] for row in due]
 
     def _added_ns(self, candidates: SequenceOf[DraftCandidate], lengths: SequenceOf[int], cost: StepCost) -> float:
         """The time of verifying these drafts, beside the step."""
@@ -211,23 +254,10 @@ class Drafter:
         num_sampled = sum(length * each.is_sampled for each, length in drafted)
         return cost.added_ns(len(candidates), sum(lengths), keys, num_sampled) if any(lengths) else 0.0
 
-    def _is_due(self, sequence: Sequence) -> bool:
-        history = sequence.draft_history
-        return history is None or sequence.known_len >= history.look_at
-
     def _history(self, sequence: Sequence) -> DraftHistory:
         if sequence.draft_history is None:
             sequence.draft_history = DraftHistory(self._overall)
         return sequence.draft_history
-
-
-def longest_pause(look_ns: float, step_ns: float) -> int:
-    """Tokens between two looks at a request whose drafts do not pay, so that looks take at most LOOK_SHARE of its time.
-
-    >>> longest_pause(5e3, 1e6), longest_pause(300e3, 1e6)
-    (8, 30)
-    """
-    return min(LONGEST_PAUSE, max(SHORTEST_LONGEST_PAUSE, round(look_ns / (LOOK_SHARE * step_ns))))
 
 
 def count_by_place(verified: SequenceOf[tuple[int, int]]) -> DraftCounts:

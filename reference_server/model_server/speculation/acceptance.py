@@ -87,15 +87,17 @@ class DraftHistory:
         """Compare the token after `num_ids` ids with `token_id` once it is known."""
         self._guess = Guess(num_ids, token_id, level)
 
-    def settle(self, ids: Sequence[int]) -> None:
-        """Count the guess whose token is known by now."""
+    def settle(self, ids: Sequence[int]) -> bool:
+        """Count the guess whose token is known by now; whether it was right."""
         guess = self._guess
-        if guess is not None and len(ids) > guess.position:
-            is_right = ids[guess.position] == guess.token_id
-            self._add(guess.level, is_right)
-            self._guess = None
-            if is_right:
-                self._pause = 1
+        if guess is None or len(ids) <= guess.position:
+            return False
+        is_right = ids[guess.position] == guess.token_id
+        self._add(guess.level, is_right)
+        self._guess = None
+        if is_right:
+            self._pause = 1
+        return is_right
 
     def _add(self, level: int, is_accepted: bool) -> None:
         self._rates[level].add(is_accepted)

@@ -4,6 +4,8 @@ All times are those of the cost model, so that all ranks decide the same. The es
 drafts to verify; this limits what they may lose together, for example to many short requests without a history.
 """
 
+import math
+
 LOSS_SHARE = 0.015
 """Of the time of plain decoding."""
 FIRST_STEPS = 2.0
@@ -21,17 +23,25 @@ class DraftBudget:
         self._most_ns = 0.0
         self._left_ns = 0.0
 
+    def start(self, plain_ns: float) -> None:
+        """Before the first step, which takes `plain_ns`, there is nothing to lose a share of; later nothing changes."""
+        if not self._most_ns:
+            self._left_ns = FIRST_STEPS * plain_ns
+            self._most_ns = MOST_STEPS * plain_ns
+
     def decoded(self, plain_ns: float) -> None:
         """Count a step, which takes `plain_ns` without drafts."""
-        if not self._most_ns:
-            # Before the first step there is nothing to lose a share of.
-            self._left_ns = FIRST_STEPS * plain_ns
+        self.start(plain_ns)
         self._most_ns = MOST_STEPS * plain_ns
         self.add(LOSS_SHARE * plain_ns)
 
     def add(self, saved_ns: float) -> None:
         """Count time that is saved, or lost if negative."""
         self._left_ns = min(self._left_ns + saved_ns, self._most_ns)
+
+    def steps_until(self, cost_ns: float, plain_ns: float) -> int:
+        """The steps of `plain_ns` after which work of `cost_ns` is allowed, if nothing is saved until then."""
+        return max(0, math.ceil((cost_ns - self._left_ns) / (LOSS_SHARE * plain_ns)))
 
     def allows(self, cost_ns: float) -> bool:
         """Whether work of `cost_ns` may be lost."""

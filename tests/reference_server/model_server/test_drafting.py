@@ -1,5 +1,9 @@
 """The drafter: drafts within a request's length and a step's rows, and none where they do not pay."""
 
+from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 
 from reference_server.messages import ChooserParameters, NoDraft, Request, StoppingParameters
@@ -9,6 +13,7 @@ from reference_server.model_server.drafting import MOST_VERIFIED_ROWS, Drafter, 
 from reference_server.model_server.sequence import Sequence
 from reference_server.model_server.speculation.draft_budget import FIRST_STEPS, LOSS_SHARE
 from reference_server.model_server.speculation.ngram import NgramRule
+from reference_server.model_server.speculation.proposed_draft import NO_PROPOSAL, ProposedDraft
 from reference_server.model_server.speculation.step_cost import StepCost, by_rows
 from reference_server.presets.catalog import find
 from reference_server.tokenizer import Tokenizer, load_tokenizer
@@ -148,3 +153,58 @@ def test_drafts_that_fail_against_all_estimates_lose_a_share_of_the_time_only() 
             sequence.cache_len += 1
 
     assert 0 < lost_ns <= (FIRST_STEPS + LOSS_SHARE * num_steps) * 100.0
+
+
+class CountedLooks:
+    """No drafts for anything; counts the calls."""
+
+    priors = (0.5,)
+
+    def __init__(self) -> None:
+        self.num_looks = 0
+
+    def propose(self, sequences: SequenceOf[Sequence], _counts: SequenceOf[int], /) -> list[ProposedDraft]:
+        self.num_looks += 1
+        return [NO_PROPOSAL] * len(sequences)
+
+
+def test_a_batch_in_which_no_draft_is_found_is_looked_at_ever_more_rarely() -> None:
+    tokens, source = tokenizer(), CountedLooks()
+    made = Drafter(source, 4)
+    made.cost = replace(FREE_ROWS, proposal_ns=(20.0,))
+    looks = []
+    rows = [decoding(LOOP, tokens=tokens) for _ in range(8)]
+
+    for step in range(400):
+        before = source.num_looks
+        assert made.propose(tuple(rows)) == ()
+        if source.num_looks > before:
+            looks.append(step)
+        for sequence in rows:
+            sequence.ids.append(1)
+            sequence.cache_len += 1
+        # The batch changes as under a steady load; a new request does not end the pause.
+        rows[step % 8] = decoding(LOOP, tokens=tokens)
+
+    pauses = [late - early for early, late in pairwise(looks)]
+    assert pauses[:5] == [1, 2, 4, 8, 16]
+    # A look costs a fifth of a step.
+    assert set(pauses[5:]) == {20}
+
+
+def test_a_request_that_joins_is_looked_at_although_the_others_pause() -> None:
+    tokens, source = tokenizer(), CountedLooks()
+    made = Drafter(source, 4)
+    made.cost = FREE_ROWS
+    first = decoding(LOOP, tokens=tokens)
+
+    def step(*rows: Sequence) -> bool:
+        before = source.num_looks
+        made.propose(rows)
+        for sequence in rows:
+            sequence.ids.append(1)
+            sequence.cache_len += 1
+        return source.num_looks > before
+
+    assert [step(first) for _ in range(7)] == [True, True, False, True, False, False, False]
+    assert [step(first, decoding(LOOP, tokens=tokens)) for _ in range(2)] == [True, False]

@@ -1,0 +1,63 @@
+"""The steps in which drafts are looked for: ever fewer while no look finds a draft that pays."""
+
+import math
+from collections.abc import Sequence
+
+from reference_server.model_server.speculation.acceptance import SHORTEST_LONGEST_PAUSE
+
+LOOK_SHARE = 0.01
+"""Of the time of plain decoding, at most, is spent on looks that find no draft to verify."""
+LONGEST_PAUSE = 128
+
+
+class LookTimes:
+    """Counts the decode steps of all requests. A step costs a comparison until the next look is due.
+
+    A look that finds no draft doubles the steps until the next one. Requests have pauses of their own beside it
+    (`DraftHistory`), in which others of the batch are looked at.
+    """
+
+    __slots__ = ("_due_from", "_look_from", "_pause", "_step", "_undue")
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._pause = 0
+        self._look_from = 0
+        self._due_from = 0
+        self._undue: Sequence[object] = ()
+
+    def rests(self, rows: Sequence[object]) -> bool:
+        """Whether the next step, of these rows, looks for no drafts."""
+        if self._step < self._look_from:
+            return True
+        return self._step < self._due_from and rows == self._undue
+
+    def stepped(self) -> None:
+        """Count a step."""
+        self._step += 1
+
+    def none_due(self, rows: Sequence[object], num_steps: int) -> None:
+        """These rows have pauses of their own for so many steps, counted from the next one."""
+        self._undue, self._due_from = rows, self._step + num_steps
+
+    def wait(self, num_steps: int) -> None:
+        """Look for nothing in so many steps, counted from the next one."""
+        self._look_from = self._step + num_steps
+
+    def looked(self, has_drafts: bool, longest: int) -> None:
+        """Count a look in the next step. longest: steps to the one after it, at most, if this one found no draft."""
+        self._pause = 0 if has_drafts else min(max(1, 2 * self._pause), longest)
+        self._look_from = self._step + max(1, self._pause)
+
+    def look_again(self) -> None:
+        """Start with short pauses: a token was what a look would have drafted."""
+        self._pause = 0
+
+
+def longest_pause(look_ns: float, step_ns: float) -> int:
+    """Steps between two looks that find no draft, so that looks take at most LOOK_SHARE of the time.
+
+    >>> longest_pause(5e3, 1e6), longest_pause(300e3, 1e6)
+    (8, 30)
+    """
+    return min(LONGEST_PAUSE, max(SHORTEST_LONGEST_PAUSE, math.ceil(look_ns / (LOOK_SHARE * step_ns))))
