@@ -1,6 +1,9 @@
 """Measures the time of decode steps in the warm-up, with and without drafts, for the choice of draft lengths."""
 
 import logging
+import math
+import random
+import statistics
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
@@ -17,7 +20,7 @@ from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.drafting import MOST_VERIFIED_ROWS, Drafter
 from reference_server.model_server.memory.kv_cache import blocks_for
 from reference_server.model_server.sequence import Sequence
-from reference_server.model_server.speculation.proposed_draft import ProposedDraft
+from reference_server.model_server.speculation.proposed_draft import NO_PROPOSAL, ProposedDraft
 from reference_server.model_server.speculation.step_cost import StepCost, by_rows
 from reference_server.model_server.stepper import RunAhead, Stepper
 from reference_server.tokenizer import Tokenizer
@@ -31,8 +34,12 @@ REPEATS = 5
 """Steps of each kind; the fastest counts, as anything else on the machine only adds time."""
 FEW_KEYS, MANY_KEYS = 16, 256
 ROWS, DRAFT = 4, 4
-PROPOSED = (1, 8)
-"""Sequences for which drafts are found."""
+LOOKED_AT = (1, 8)
+"""Sequences for which drafts are looked for."""
+CALL_NS, TOKEN_NS = 100e3, 25e3
+"""Time of a served step that the warm-up does not see: the reply, the router and the next call; and for each token."""
+NEVER_PAYS = StepCost(tuple(1e9 * rows for rows in range(1, 1 + MOST_VERIFIED_ROWS)))
+"""A row costs as much as a step."""
 SAMPLED = ChooserParameters(temperature=0.7, top_k=50, top_p=0.95, seed=1)
 MORE_PASSES, SHORT_NS = 4, 2e6
 """Further passes over the steps that are shorter: other work on the machine disturbs a pass, rarely all of them."""
@@ -67,6 +74,8 @@ class DraftCost:
         """The same on every rank."""
         drafter = self._stepper.drafter
         assert drafter is not None, "the cost of drafts without drafts"
+        # Else the device computes the next step meanwhile.
+        is_served_between = self._stepper.run_ahead is not RunAhead.BEFORE_READ
         many_keys = min(MANY_KEYS, self._longest - REPEATS - 2)
         others = (
             StepKind(ROWS, many_keys),
@@ -78,16 +87,15 @@ class DraftCost:
             by_size = self._by_size()
             kinds = [*map(StepKind, by_size), *others]
             times = [*by_size.values(), *map(self._time_ns, others)]
-            proposals = [self._proposal_ns(drafter, size) for size in PROPOSED]
+            looks = [[self._look_ns(drafter, size)] for size in LOOKED_AT]
             for _ in range(MORE_PASSES):
                 times = [
                     min(ns, self._time_ns(kind)) if ns < SHORT_NS else ns for kind, ns in zip(kinds, times, strict=True)
                 ]
-                proposals = [
-                    min(ns, self._proposal_ns(drafter, size)) for size, ns in zip(PROPOSED, proposals, strict=True)
-                ]
+                for size, found in zip(LOOKED_AT, looks, strict=True):
+                    found.append(self._look_ns(drafter, size))
         rows_ns = by_rows(dict(zip(by_size, times, strict=False)), MOST_VERIFIED_ROWS)
-        proposal_ns = by_rows(dict(zip(PROPOSED, proposals, strict=True)), MOST_VERIFIED_ROWS)
+        proposal_ns = by_rows(dict(zip(LOOKED_AT, map(statistics.median, looks), strict=True)), MOST_VERIFIED_ROWS)
         many, sampled, alone, together = times[len(by_size) :]
         few = rows_ns[ROWS - 1]
         key_ns = (many - few) / (ROWS * max(1, many_keys - FEW_KEYS))
@@ -95,6 +103,8 @@ class DraftCost:
         alone -= rows_ns[DRAFT]
         together -= rows_ns[ROWS * (1 + DRAFT) - 1]
         row_ns = max(0.0, (together - alone) / (DRAFT * (ROWS - 1)))
+        if is_served_between:
+            rows_ns = tuple(ns + CALL_NS + rows * TOKEN_NS for rows, ns in enumerate(rows_ns, 1))
         cost = StepCost(
             *(rows_ns, max(0.0, key_ns), max(0.0, alone - DRAFT * row_ns), row_ns),
             sampled_row_ns=max(0.0, sampled_ns),
@@ -129,20 +139,34 @@ class DraftCost:
                 break
         return measured
 
-    def _proposal_ns(self, drafter: Drafter, size: int) -> float:
-        """The time in which drafts of so many sequences are found."""
-        # The first step has no drafts, and gives draft heads the hidden states that they read.
-        self._stepper.drafter = Drafter(drafter.source, drafter.speculate)
+    def _look_ns(self, drafter: Drafter, size: int) -> float:
+        """The time that looking for drafts of so many sequences adds to the step after it.
+
+        Both use the caches of the processor: heads that were read before every step are four times as fast as heads
+        that are read now and then, and the step after them reads its own weights from memory.
+        """
+        # Steps without drafts, which give draft heads the hidden states that they read.
+        self._stepper.drafter = Drafter(Nothing(), drafter.speculate)
+        looking = Drafter(drafter.source, drafter.speculate)
         rows = tuple(self._sequence(row, FEW_KEYS, ChooserParameters()) for row in range(size))
-        self._stepper.step(SequenceBatch(0, rows, self._block_size))
-        fastest = 0
-        for repeat in range(1 + REPEATS):
+        batch = SequenceBatch(0, rows, self._block_size)
+        plain_ns = with_look_ns = alone_ns = math.inf
+        for _ in range(1 + REPEATS):
             started = time.perf_counter_ns()
+            batch = self._stepped(batch)
+            looked = time.perf_counter_ns()
             with self._stepper.no_gradients():
-                drafter.source.propose(rows, [drafter.speculate] * size)
-            spent = time.perf_counter_ns() - started
-            fastest = spent if repeat < 2 else min(fastest, spent)
-        return float(self._group.minimum(fastest))
+                looking.look(rows, range(size), NEVER_PAYS)
+            stepped = time.perf_counter_ns()
+            batch = self._stepped(batch)
+            # The first steps and the first look build what the others reuse; they are the slowest.
+            plain_ns = min(plain_ns, looked - started)
+            alone_ns = min(alone_ns, stepped - looked)
+            with_look_ns = min(with_look_ns, time.perf_counter_ns() - looked)
+        return float(self._group.minimum(int(max(alone_ns, with_look_ns - plain_ns))))
+
+    def _stepped(self, batch: SequenceBatch) -> SequenceBatch:
+        return self._stepper.step(batch).batch or batch
 
     def _time_ns(self, kind: StepKind) -> float:
         """The fastest of a few steps."""
@@ -167,7 +191,8 @@ class DraftCost:
         first = row * needed
         return Sequence(
             request=Request(row, (), num_keys, parameters, stopping),
-            ids=[1] * (num_keys + 1),
+            # Few different ids, so that n-grams find some drafts and look for more.
+            ids=random.Random(row).choices(range(1, 9), k=num_keys + 1),
             prompt_len=1,
             cache_len=num_keys,
             input_len=1,
@@ -176,6 +201,15 @@ class DraftCost:
             stopping=StoppingCriteria(stopping, frozenset()),
             detokenizer=IncrementalDetokenizer(self._tokenizer, [1]),
         )
+
+
+class Nothing:
+    """No drafts."""
+
+    priors = (0.5,)
+
+    def propose(self, sequences: SequenceOf[Sequence], _counts: SequenceOf[int], /) -> list[ProposedDraft]:
+        return [NO_PROPOSAL] * len(sequences)
 
 
 class Repetition:

@@ -121,6 +121,37 @@ class Drafter:
             drafts.append(draft)
         return tuple(drafts) if any(drafts) else ()
 
+    def look(self, rows: SequenceOf[Sequence], due: SequenceOf[int], cost: StepCost) -> tuple[Draft, ...]:
+        """The drafts of these rows that pay; the first token of a draft that is left out is compared all the same."""
+        num_rows = len(rows)
+        plain_ns, look_ns = cost.plain_ns(num_rows), cost.proposing_ns(len(due))
+        self._budget.decoded(plain_ns)
+        self._budget.add(-look_ns)
+        self.leave_out(NoDraft.COST, num_rows - len(due))
+        found = self._proposals([rows[row] for row in due])
+        num_right = sum(self._history(rows[row]).settle(rows[row].ids) for row in due)
+        if 2 * num_right >= len(due):
+            self._looks.look_again()
+        lengths = self._lengths(rows, due, found, look_ns, cost)
+        self._looks.looked(any(lengths), longest_pause(look_ns, plain_ns))
+        longest = longest_pause(cost.proposing_ns(1), plain_ns)
+        drafts: list[Draft] = [()] * num_rows
+        for row, length, (ids, levels) in zip(due, lengths, found, strict=True):
+            history = self._history(rows[row])
+            if length:
+                history.drafted(levels)
+                drafts[row] = tuple(ids[:length])
+                continue
+            num_ids = len(rows[row].ids)
+            history.pause(num_ids, longest)
+            if ids:
+                self.leave_out(NoDraft.COST, 1)
+                history.guess(num_ids, ids[0], levels[0])
+        if not any(lengths):
+            return ()
+        self._saved_by_token_ns = plain_ns / num_rows
+        return tuple(drafts)
+
     def leave_out(self, reason: NoDraft, num_tokens: int) -> None:
         """Count tokens that are chosen without a draft."""
         self._undrafted[reason] += num_tokens
@@ -166,7 +197,7 @@ class Drafter:
         if not due:
             self._step_without_look(len(rows), cost)
             return ()
-        drafts = self._paying_drafts(rows, due, cost)
+        drafts = self.look(rows, due, cost)
         self._looks.stepped()
         return drafts
 
@@ -192,41 +223,10 @@ class Drafter:
         self._looks.wait(min(LONGEST_PAUSE, self._budget.steps_until(look_ns, plain_ns)))
         return []
 
-    def _paying_drafts(self, rows: SequenceOf[Sequence], due: list[int], cost: StepCost) -> tuple[Draft, ...]:
-        """Drafts of rows that are due; the first token of a draft that is left out is compared all the same."""
-        num_rows = len(rows)
-        plain_ns, look_ns = cost.plain_ns(num_rows), cost.proposing_ns(len(due))
-        self._budget.decoded(plain_ns)
-        self._budget.add(-look_ns)
-        self.leave_out(NoDraft.COST, num_rows - len(due))
-        found = self._proposals([rows[row] for row in due])
-        num_right = sum(self._history(rows[row]).settle(rows[row].ids) for row in due)
-        if 2 * num_right >= len(due):
-            self._looks.look_again()
-        lengths = self._lengths(rows, due, found, look_ns, cost)
-        self._looks.looked(any(lengths), longest_pause(look_ns, plain_ns))
-        longest = longest_pause(cost.proposing_ns(1), plain_ns)
-        drafts: list[Draft] = [()] * num_rows
-        for row, length, (ids, levels) in zip(due, lengths, found, strict=True):
-            history = self._history(rows[row])
-            if length:
-                history.drafted(levels)
-                drafts[row] = tuple(ids[:length])
-                continue
-            num_ids = len(rows[row].ids)
-            history.pause(num_ids, longest)
-            if ids:
-                self.leave_out(NoDraft.COST, 1)
-                history.guess(num_ids, ids[0], levels[0])
-        if not any(lengths):
-            return ()
-        self._saved_by_token_ns = plain_ns / num_rows
-        return tuple(drafts)
-
     def _lengths(
         self,
         rows: SequenceOf[Sequence],
-        due: list[int],
+        due: SequenceOf[int],
         found: SequenceOf[ProposedDraft],
         look_ns: float,
         cost: StepCost,

@@ -6,8 +6,10 @@ from typing import NamedTuple
 
 from reference_server.model_server.speculation.step_cost import StepCost
 
-MIN_GAIN = 1.15
+MIN_GAIN = 1.1
 """Drafts whose expected speed is not above this, as a ratio to a plain step, are left out: estimates are not exact."""
+MIN_GAIN_AT_BEST = 1.3
+"""The same of a batch whose drafts are as good as they get: most are worse, and looking at them takes time."""
 BEST_RATE = 0.9
 """The acceptance of drafts that are as good as they get, when only the batch is known."""
 
@@ -23,7 +25,9 @@ class DraftCandidate(NamedTuple):
     is_sampled: bool = False
 
 
-def draft_lengths(candidates: Sequence[DraftCandidate], cost: StepCost, proposing_ns: float = 0.0) -> list[int]:
+def draft_lengths(
+    candidates: Sequence[DraftCandidate], cost: StepCost, proposing_ns: float = 0.0, min_gain: float = MIN_GAIN
+) -> list[int]:
     """The tokens to verify of each candidate's draft; all 0 if no choice is expected to pay.
 
     The gains of a draft's tokens fall with each place, and taking the largest gains first is the best choice for every
@@ -38,7 +42,7 @@ def draft_lengths(candidates: Sequence[DraftCandidate], cost: StepCost, proposin
     num_rows = len(candidates)
     extra_ns = sum(each.num_keys * cost.key_ns + each.is_sampled * cost.sampled_row_ns for each in candidates)
     tokens, best_count = float(num_rows), 0
-    best = MIN_GAIN * num_rows / (cost.plain_ns(num_rows) + extra_ns)
+    best = min_gain * num_rows / (cost.plain_ns(num_rows) + extra_ns)
     extra_ns += cost.drafts_ns + proposing_ns
     for count, (gain, row) in enumerate(gains[: max(0, cost.most_rows - num_rows)], 1):
         candidate = candidates[row]
@@ -60,6 +64,6 @@ def can_pay(num_rows: int, speculate: int, cost: StepCost) -> bool:
     """
     best = DraftCandidate((BEST_RATE,) * speculate)
     alone = [best, *[DraftCandidate(())] * (num_rows - 1)]
-    return any(draft_lengths(alone, cost, cost.proposing_ns(1))) or any(
-        draft_lengths([best] * num_rows, cost, cost.proposing_ns(num_rows))
+    return any(draft_lengths(alone, cost, cost.proposing_ns(1), MIN_GAIN_AT_BEST)) or any(
+        draft_lengths([best] * num_rows, cost, cost.proposing_ns(num_rows), MIN_GAIN_AT_BEST)
     )

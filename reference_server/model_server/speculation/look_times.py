@@ -7,7 +7,7 @@ from reference_server.model_server.speculation.acceptance import SHORTEST_LONGES
 
 LOOK_SHARE = 0.01
 """Of the time of plain decoding, at most, is spent on looks that find no draft to verify."""
-LONGEST_PAUSE = 128
+LONGEST_PAUSE = 1024
 
 
 class LookTimes:
