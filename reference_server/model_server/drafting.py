@@ -92,6 +92,10 @@ class Drafter:
             known = self._can_pay[num_rows] = can_pay(num_rows, self.speculate, self._cost)
         return known
 
+    def may_look(self, rows: SequenceOf[Sequence]) -> bool:
+        """Whether the step after those counted so far, of these rows, may look for drafts."""
+        return self.pays(len(rows)) and (self._cost is None or not self._looks.rests(rows))
+
     def skips_next(self, rows: SequenceOf[Sequence]) -> bool:
         """Whether the next step of these sequences has no drafts, whatever their newest ids are; counts that step."""
         if not self.pays(len(rows)):

@@ -210,7 +210,7 @@ class Stepper:
             sampled_rows = inputs.sampled_rows
             index = None if sampled_rows is None else to_device(sampled_rows, logits.device)
             sampled_logits = logits if index is None else logits[index]
-            if self._state.hidden is not None and self.drafter is not None and self.drafter.pays(len(inputs.sampled)):
+            if self._state.hidden is not None and self.drafter is not None and self.drafter.may_look(inputs.sampled):
                 states = self._state.hidden.rows
                 hidden = states if states is None or index is None else states[index]
             of_rows = ChoiceRows.with_drafts(inputs.sampled, drafts) if drafts else ChoiceRows.of(inputs.sampled)
@@ -329,7 +329,7 @@ class Stepper:
                     generation = joined([generation, *accepted])
                     last += len(accepted)
                 if step.hidden is not None:
-                    sequence.hidden = HiddenRow(step.hidden, last)
+                    sequence.hidden = HiddenRow(step.hidden, last, len(sequence.ids))
             except Exception:
                 logger.exception("request %d is dropped: its own work failed", sequence.id)
                 reading.dropped.append(sequence)

@@ -31,12 +31,12 @@ class HeadsSource:
         return PRIORS
 
     def propose(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int], /) -> list[ProposedDraft]:
-        """Proposals of the lengths `counts`; none for a sequence that no step has sampled here."""
+        """Proposals of the lengths `counts`; none for a sequence whose newest token has no hidden state here."""
         proposals = [NO_PROPOSAL] * len(sequences)
         known = [
             (place, sequence.hidden, sequence.ids[-1])
             for place, (sequence, count) in enumerate(zip(sequences, counts, strict=True))
-            if count and sequence.hidden is not None
+            if count and sequence.hidden is not None and sequence.hidden.num_ids == len(sequence.ids)
         ]
         if not known:
             return proposals

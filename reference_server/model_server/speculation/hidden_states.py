@@ -15,7 +15,11 @@ class HiddenStates:
 
 
 class HiddenRow(NamedTuple):
-    """One row of a step's hidden states: [rows, hidden]."""
+    """One row of a step's hidden states: [rows, hidden].
+
+    num_ids: of the sequence, with the token that was chosen from this row.
+    """
 
     states: Tensor
     row: int
+    num_ids: int
