@@ -136,8 +136,8 @@ class Drafter:
         num_right = sum(self._history(rows[row]).settle(rows[row].ids) for row in due)
         if 2 * num_right >= len(due):
             self._looks.look_again()
-        lengths = self._lengths(rows, due, found, look_ns, cost)
-        self._looks.looked(any(lengths), longest_pause(look_ns, plain_ns))
+        lengths, pays = self._lengths(rows, due, found, look_ns, cost)
+        self._looks.looked(pays, longest_pause(look_ns, plain_ns))
         longest = longest_pause(cost.proposing_ns(1), plain_ns)
         drafts: list[Draft] = [()] * num_rows
         for row, length, (ids, levels) in zip(due, lengths, found, strict=True):
@@ -220,11 +220,13 @@ class Drafter:
         if not due:
             self._looks.none_due(rows, min(waits))
             return []
-        look_ns, plain_ns = cost.proposing_ns(len(due)), cost.plain_ns(len(rows))
+        # A look is of use only if one of its drafts can be verified then.
+        needed_ns = cost.proposing_ns(len(due)) + cost.added_ns(len(rows), self.speculate)
+        plain_ns = cost.plain_ns(len(rows))
         self._budget.start(plain_ns)
-        if self._budget.allows(look_ns):
+        if self._budget.allows(needed_ns):
             return due
-        self._looks.wait(min(LONGEST_PAUSE, self._budget.steps_until(look_ns, plain_ns)))
+        self._looks.wait(min(LONGEST_PAUSE, self._budget.steps_until(needed_ns, plain_ns)))
         return []
 
     def _lengths(
@@ -234,9 +236,12 @@ class Drafter:
         found: SequenceOf[ProposedDraft],
         look_ns: float,
         cost: StepCost,
-    ) -> list[int]:
-        """The tokens to verify of each proposal, as the estimates and the budget allow, which pays for them."""
-        nothing = [0] * len(due)
+    ) -> tuple[list[int], bool]:
+        """The tokens to verify of each proposal, which the budget pays; whether they pay for the look too.
+
+        The time of the look is spent in any case, so it does not make a draft worse, but the next look.
+        """
+        nothing = [0] * len(due), False
         if not any(ids for ids, _ in found):
             return nothing
         candidates = [NO_CANDIDATE] * len(rows)
@@ -244,12 +249,12 @@ class Drafter:
             sequence, history = rows[row], self._history(rows[row])
             rates = [history.rate(level) for level in levels]
             candidates[row] = DraftCandidate(rates, sequence.cache_len, sequence.request.parameters.samples)
-        lengths = draft_lengths(candidates, cost, look_ns)
+        lengths = draft_lengths(candidates, cost)
         added_ns = self._added_ns(candidates, lengths, cost)
         if not self._budget.allows(added_ns):
             return nothing
         self._budget.add(-added_ns)
-        return [lengths[row] for row in due]
+        return [lengths[row] for row in due], any(draft_lengths(candidates, cost, look_ns))
 
     def _added_ns(self, candidates: SequenceOf[DraftCandidate], lengths: SequenceOf[int], cost: StepCost) -> float:
         """The time of verifying these drafts, beside the step."""
