@@ -208,3 +208,21 @@ def test_a_request_that_joins_is_looked_at_although_the_others_pause() -> None:
 
     assert [step(first) for _ in range(7)] == [True, True, False, True, False, False, False]
     assert [step(first, decoding(LOOP, tokens=tokens)) for _ in range(2)] == [True, False]
+
+
+def test_a_draft_is_verified_although_it_does_not_pay_for_the_look_that_found_it() -> None:
+    made = drafter()
+    # The match of four tokens has a prior of 0.7; a look costs a step and a half.
+    made.cost = StepCost(by_rows({1: 110.0, 128: 1380.0}, 128), proposal_ns=(165.0,))
+    sequence, drafted = decoding(LOOP), []
+
+    for step in range(60):
+        drafts = made.propose([sequence])
+        if drafts:
+            drafted.append(step)
+            made.verified(sequence, 0, len(drafts[0]))
+        sequence.ids.append(7 + (step + 1) % 3)
+        sequence.cache_len += 1
+
+    # The budget has room for that, and then for a long time neither for a look nor for a draft.
+    assert drafted == [0]
