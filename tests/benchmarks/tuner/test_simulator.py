@@ -17,7 +17,7 @@ BOUNDS = {
     "tight": {"ttft_p95_ms": (0.043, 0.084), "tpot_mean_ms": (0.038, 0.068), "output_tokens_per_s": (0.038, 0.068)},
     "roomy": {"ttft_p95_ms": (0.047, 0.087), "tpot_mean_ms": (0.041, 0.072), "output_tokens_per_s": (0.041, 0.072)},
 }
-LONG_POOL, LONG_SEEDS, LONG_LAUNCHES = 256, 24, 20
+LONG_POOL, LONG_SEEDS, LONG_LAUNCHES = 256, 16, 20
 SMALL = dataclasses.replace(TIGHT, users=24, requests=150, limits={"ttft_p95_ms": 2200.0, "tpot_mean_ms": 40.0})
 
 
