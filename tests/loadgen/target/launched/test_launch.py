@@ -9,7 +9,7 @@ import time
 import pytest
 
 from loadgen.errors import StartError, UsageError
-from loadgen.target import target
+from loadgen.target.launched import launched_target
 from loadgen.target.launched.launch import LaunchedProcess, port_in, reserve_ports, split_command
 from loadgen.target.launched.launched_target import LaunchedTarget
 from tests.support.servers.stream_server import stream_server
@@ -79,13 +79,13 @@ def test_a_server_that_is_not_ready_in_time_fails_the_start(tmp_path):
 
 
 def test_waiting_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(target, "REPORT_WAIT_EVERY_S", 0.2)
-    told = []
+    monkeypatch.setattr(launched_target, "REPORT_WAIT_EVERY_S", 0.2)
+    reported = []
 
-    with launched(tmp_path, "--slow-start", "0.8", on_wait=told.append):
+    with launched(tmp_path, "--slow-start", "0.8", on_wait=reported.append):
         pass
 
-    assert told
+    assert reported
 
 
 def test_a_second_signal_kills_a_server_that_ignores_sigterm(tmp_path):
