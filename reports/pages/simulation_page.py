@@ -213,7 +213,7 @@ def _costs(plan: PlanData) -> tuple[Block, ...]:
         Plot(
             "cost_over_attainment",
             "Cost by attainment",
-            "Each fleet and the next smaller one; the line is the target.",
+            "Each fleet and the next smaller one; numbers are requests/s, the line is the target.",
             f"Lines of {plan.cost_unit} over the fraction of requests within every limit, {len(plan.fleets)} fleets.",
             lambda size: simulation_plots.cost_over_attainment(plan.fleets, plan.attainment, plan.cost_unit, size),
         ),

@@ -134,6 +134,8 @@ def replicas_over_rate(frame: pd.DataFrame, size: Size) -> Figure:
             ]
             add_hovers(axes, rows["rate"], rows["replicas"], texts)
         axes.set_ylim(bottom=0)
+        axes.set_xticks(sorted(frame["rate"].unique()))
+        axes.xaxis.set_major_formatter(FuncFormatter(tick_number))
         axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.set_xlabel("requests/s")
         name_series(axes, names, size)
@@ -158,8 +160,21 @@ def cost_over_attainment(frame: pd.DataFrame, target: float, unit: str, size: Si
                 for row in rows.itertuples()
             ]
             add_hovers(axes, 100 * rows["attainment"], rows["cost"], texts)
+        for rate in frame["rate"].unique():
+            rows = frame[frame["rate"] == rate]
+            top = rows.sort_values("cost").iloc[-1]
+            place = (100 * float(top["attainment"]), float(top["cost"]))
+            axes.annotate(
+                f"{rate:g}",
+                place,
+                xytext=(0, 6),
+                textcoords="offset points",
+                ha="center",
+                color=PALETTE["muted"],
+                fontsize=7,
+            )
         axes.axvline(100 * target, color=PALETTE["muted"], linewidth=0.9)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.12 * float(frame["cost"].max()))
         axes.margins(x=0.06)
         axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
         axes.set_xlabel("requests within every limit, %")

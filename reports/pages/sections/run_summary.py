@@ -22,7 +22,7 @@ def summary_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
     return (first, _timeline(analyses), Table("", latency_tables.summary_table(analyses), _note(analyses)), *as_k6)
 
 
-TOTALS_NOTE = "In brackets: the change against the first run."
+TOTALS_NOTE = "In brackets: the change against the first run. Runs also differ by chance: see `tgi-bench compare`."
 
 
 def _tiles(analysis: Analysis) -> tuple[Tile, ...]:

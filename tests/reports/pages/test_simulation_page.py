@@ -101,6 +101,9 @@ def test_a_plan_shows_rates_costs_and_the_rate_profile() -> None:
     report = build_plan_report(plan)
 
     assert [plot.name for plot in report.plots] == ["replicas_over_rate", "cost_over_attainment", "day_profile"]
+    [replicas], [costs] = (plot.draw(HALF).axes for plot in report.plots[:2])
+    assert list(replicas.get_xticks()) == [4.0, 16.0]
+    assert "16" in {text.get_text() for text in costs.texts}
     assert report.verdicts[0].sentence.startswith("7 + 1 spare replicas (6–8), 9.60 per hour for 16 requests/s")
     day = report.plots[-1]
     assert day.caption == "Replica-hours: running 126, static 192, needed 120."
