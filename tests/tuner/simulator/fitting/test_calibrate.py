@@ -41,8 +41,8 @@ def test_only_a_server_with_step_traces_is_calibrated(tmp_path: Path, capsys: py
 def test_a_calibrated_preset_predicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     space, cost = tmp_path / "space.toml", tmp_path / "cost.json"
     space.write_text(
-        "[server.fixed]\ncpu_memory_gib = 0.05\nmax_input_tokens = 512\nmax_total_tokens = 544\n"
-        '[param]\nmax_batch_prefill_tokens = { type = "int", low = 512, high = 4096, log = true }\n'
+        "[server.fixed]\ncpu_memory_gib = 0.05\nmax_input_tokens = 128\nmax_total_tokens = 160\n"
+        '[param]\nmax_batch_prefill_tokens = { type = "int", low = 256, high = 1024, log = true }\n'
     )
     words = ["simulate", "calibrate", str(space), "--out", str(tmp_path / "c"), "-o", str(cost), "--json"]
 
