@@ -137,6 +137,7 @@ SUMMARY_KEYS = {
     "slo.goodput_rps": "Requests per second that met every objective.",
     "slo.first_violated.OBJECTIVE": "Requests that missed this objective and met those before it.",
     "client.usage_mismatch_median": "Median relative distance of a usage count from its possible values.",
+    "client.only_errors": "True if every request failed with an error that a longer run would have as well.",
     "client.unfinished_answers": "Streams without a finish reason.",
     "client.answers": "Requests that succeeded in the window.",
     "client.burst_events": "Mean number of events that arrive together.",
