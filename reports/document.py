@@ -40,8 +40,8 @@ class Link:
 class Estimate:
     """A number in a table with its interval. A change has a sign.
 
-    An unsupported number has no interval and a mark: ≥ for a lower bound and for a high percentile of a run that is too
-    short, ~ for any other.
+    An unsupported number has a mark instead of an interval: ≥ for a lower bound or for a high percentile of a short
+    run, ~ for any other number.
     needed: number of requests at this load for an interval, or for an interval narrower than the value.
     """
 

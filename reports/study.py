@@ -109,7 +109,7 @@ class StudyData:
 
     objective, direction: a metric, and its better direction.
     gain: the ratio of trial `compared`, the best finalist, to the baseline, with its interval.
-    limits_kept: by trial, the probability that it keeps each limit; None if a single launch cannot tell.
+    limits_kept: by trial, the probability that it keeps each limit; None if single launches do not show it.
     noise: relative standard deviation of the objective between launches; None if it was not measured.
     predictions: those with a measured value. importances: fractions by setting; if None, the report computes them.
     facts, commands: how to reproduce the study.

@@ -25,18 +25,20 @@ PRIOR_NOISE, PRIOR_WEIGHT = 0.02, 4.0
 """Assumed noise of a run, and its weight as a number of repeated runs."""
 
 SURE_NO_CHANGE, LIKELY_NO_CHANGE = 0.85, 0.5
-"""Probability of no change that ends the comparison of both ends: at any time, and when their runs are spent."""
+"""The ends do not differ if the probability of no change is above this: at any time, and when their runs are used
+up."""
 MAX_NO_CHANGE = 0.02
-"""Probability of no change below which the search for the change point begins."""
+"""The search for the change point begins when the probability of no change is below this."""
 SURE_CHANGE_POINT, LIKELY_CHANGE_POINT = 0.99, 0.9
-"""Probability of one change point that ends the search: at any time, and when the budget is spent."""
+"""The search ends when the probability of one change point is above this: at any time, and when the budget is used
+up."""
 MIN_END_PAIRS, MAX_END_PAIRS = 4, 20
 RUNS_AT_ONCE = 3
 """Runs of a revision one after the other."""
 END_EVERY = 3
 """An end runs again after every third revision."""
 NEW_REVISION_COST = 0.15
-"""A revision is built only if it splits the posterior better than a revision that was built, by this much."""
+"""A new revision is built only if its split error is smaller by at least this than that of a revision already built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ class Bisection:
         return Conclusion(BisectionOutcome.NO_DIFFERENCE if is_same else BisectionOutcome.UNDECIDED, posterior)
 
     def _halving(self, posterior: ChangePoint, measured: set[int]) -> int:
-        """The revision that halves the posterior best; one that was measured, unless a new one is much better."""
+        """The revision that best halves the posterior; a measured one is preferred unless a new one is much better."""
         best = min(measured, key=posterior.split_error)
         if len(measured) >= self.max_revisions:
             return best

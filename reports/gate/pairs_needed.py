@@ -14,7 +14,7 @@ def pairs_needed(comparison: Comparison) -> int | None:
     """The number of pairs with which 80 % of comparisons find a clear regression in every undecided gated metric.
 
     A clear regression is `CLEAR_EFFECT` times the smallest effect of interest. None for stored runs, if these pairs are
-    enough, and if no estimate is at most `MAX_PAIRS`.
+    enough, or if more than `MAX_PAIRS` are needed.
     """
     undecided = [metric for metric in comparison.gated if metric.decision is GateDecision.INCONCLUSIVE]
     if comparison.is_stored or not undecided:
@@ -24,7 +24,7 @@ def pairs_needed(comparison: Comparison) -> int | None:
 
 
 def _pairs_of(metric: MetricResult, options: CompareOptions) -> int:
-    """More than `MAX_PAIRS` without an estimate."""
+    """The pairs that one metric needs; more than `MAX_PAIRS` if they cannot be estimated."""
     count, half = len(metric.d), metric.mean.hi - metric.mean.value
     if count < 2 or not half < math.inf:
         return MAX_PAIRS + 1

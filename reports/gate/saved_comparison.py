@@ -22,7 +22,7 @@ MAX_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class SavedComparison:
-    """A comparison, the command that made it, and the directories of each side's runs, if they are inside its own.
+    """A comparison, the command that made it, and the runs of each side inside its directory.
 
     outside: the paths of the other runs, as recorded.
     """
@@ -115,7 +115,7 @@ def load_comparison(directory: Path) -> SavedComparison:
 def _run_inside(directory: Path, name: str) -> Path | None:
     """The run of this name or recorded path in the comparison's directory; None if it is not there.
 
-    The file may come from elsewhere, so nothing outside its directory is read, through links neither.
+    The file may come from another machine, so no file outside its directory is read, not even through a link.
     """
     inside, found = directory.resolve(), (directory / Path(name).name).resolve()
     return found if found.is_dir() and found != inside and found.is_relative_to(inside) else None

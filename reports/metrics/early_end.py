@@ -1,7 +1,7 @@
 """The intervals of a run that ended because an interval was narrow enough: `--converge`.
 
-Such an end selects runs whose intervals are narrow by chance, and so short of their value. All intervals of the run are
-therefore wider, by factors chosen by simulation (docs/intervals.md, "Repeated looks").
+Such an end selects runs whose intervals are narrow by chance, so that these often miss the true value. All intervals of
+the run are therefore wider, by factors chosen by simulation (docs/intervals.md, "Repeated looks").
 """
 
 import math
@@ -25,7 +25,7 @@ def interval_factor(measured: Measured) -> float:
 
 
 def latency_interval(found: Interval, measured: Measured, column: str) -> Interval:
-    """An interval of a latency, with sides as long as the end of the run requires."""
+    """An interval of a latency; it is widened if the run ended because its intervals were narrow."""
     is_blocking = measured.manifest.config.get("stream") is False
     is_wait = column in WAITS or (is_blocking and column in QUEUE_PARTS)
     return converged_interval(found, is_wait=is_wait) if measured.window.stop_reason == CONVERGED else found

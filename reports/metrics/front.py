@@ -1,4 +1,4 @@
-"""The Pareto front of two quantities, of which larger values are better."""
+"""The Pareto front of two quantities; larger values of both are better."""
 
 from collections.abc import Sequence
 

@@ -85,7 +85,7 @@ def _token_rate(measured: Measured, batches: Array, tokens: Array) -> Interval:
 
 
 def _request_rate(measured: Measured) -> Interval:
-    """By the starts of an open loop, by the completions of a closed one."""
+    """The rate of starts in an open loop, and of completions in a closed loop."""
     if not measured.manifest.is_open_loop:
         return run_throughput(measured)
     return throughput(_starts_s(measured)[measured.started], _dependence(measured)).interval

@@ -48,7 +48,7 @@ class Analysis:
 
     @classmethod
     def summarized(cls, directory: Path) -> "Analysis":
-        """The analysis of a run whose `summary.json` this process has written: it is read."""
+        """The analysis of a run, read from the `summary.json` that this process has written."""
         run = load_run(directory)
         return cls(run, Measured.of(run), json.loads((directory / SUMMARY_FILE).read_bytes()))
 

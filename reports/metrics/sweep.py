@@ -18,7 +18,8 @@ from reports.stats.fraction_intervals import pooled_fraction
 
 STOPPED_BY_OVERLOAD = "overload"
 SHORT_OF_REQUESTS = ("completions", "steady_state")
-"""Checks that an invalid run fails if it was too short for its load; its requests are then ignored."""
+"""Checks that fail for a run that is too short for its load. If one of them is invalid, the run's requests are
+ignored."""
 MIN_BEND = 0.1
 """Smallest distance of a knee above the straight line, in the unit square."""
 MIN_POINTS = 4

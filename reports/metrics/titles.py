@@ -89,7 +89,7 @@ def better_direction(name: str) -> Direction:
 
 
 def limits_text(limits: Sequence[str]) -> str:
-    """Limits in words of the pages; a limit that is no comparison of a metric stays as it is.
+    """Limits in words of the pages; text that is not a limit on a metric is returned unchanged.
 
     >>> limits_text(["ttft_p95_ms <= 500", "error_rate ≤ 0.01", "own_metric >= 3", "goodput_rps > 2"])
     'TTFT p95 ≤ 500 ms; Failed ≤ 1 %; own_metric ≥ 3; Goodput > 2 requests/s'

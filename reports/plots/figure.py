@@ -51,7 +51,8 @@ STYLE: dict[str, Any] = {
     "font.size": 8.5,
     "axes.labelsize": 8.5,
     "axes.titlesize": 8.5,
-    # Fixed: else each save measures the tick labels, to keep the title clear of labels above the axes; there are none.
+    # Fixed: otherwise each save measures the tick labels to keep the title away from labels above the axes. There are
+    # no such labels.
     "axes.titley": 1.0,
     "xtick.labelsize": 8.0,
     "ytick.labelsize": 8.0,

@@ -72,7 +72,7 @@ def _latency_axis(axes: Axes, low: float, top: float) -> str:
 
 
 def _objective(axes: Axes, value_ms: float, *, is_low: bool) -> None:
-    """Draw a dashed line. Its label is where the curve is not: at the left, or at the right for a low objective."""
+    """Draw a dashed line. Its label is away from the curve: at the left, or at the right for a low objective."""
     axes.axhline(value_ms, color=PALETTE["bad"], linewidth=0.9, linestyle=(0, (4, 3)))
     axes.annotate(
         f"objective {format_number(value_ms)} ms",

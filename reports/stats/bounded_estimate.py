@@ -16,8 +16,8 @@ class BoundedEstimate:
     def of(value: float, lo: float, hi: float, count: int) -> "BoundedEstimate":
         """A supported interval from `count` requests.
 
-        If it is wider than the value, `needed` is the number of requests for which it is not: the width falls with the
-        square root of their number.
+        If the interval is wider than the value, `needed` is the number of requests with which it would be as wide as
+        the value: the width falls with the square root of their number.
         """
         width = (hi - lo) / abs(value) if value else 0.0
         return BoundedEstimate(Interval(value, lo, hi, math.ceil(count * width**2) if width > 1 else None))

@@ -18,7 +18,8 @@ from reports.stats.estimators import Interval, wilson
 NEAR = (0.6, 1.5)
 """Range of the fitted loads, as multiples of the capacity: further away, the logit is not linear in the load."""
 MIN_OF_EACH = 2.0
-"""Independent requests that must meet, and must miss, the objectives, before a run shows the slope of the curve."""
+"""A run shows the slope of the curve if at least this number of independent requests met the objectives, and missed
+them."""
 MIN_REQUESTS = 20
 """A run with fewer requests is ignored."""
 INFLATION = 20.0

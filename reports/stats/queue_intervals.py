@@ -28,15 +28,15 @@ UNSEEN_CLUSTER = 3.7
 """Size of a cluster of waiting requests that a run may have missed, in mean times of a request in the server."""
 
 LONG_TIMES, MIN_LIFETIMES = 5.0, 12.0
-"""Time of the long requests in mean times of a request from which on the tail is heavy, and the shortest run under a
-heavy tail, in times of its long requests."""
+"""The tail is heavy if the long requests take at least this many mean times of a request. Under a heavy tail, an
+interval needs a run of at least this many times of its long requests."""
 
 TAIL_GROWTH = 1.8
 """Relative growth of a high percentile of a queue, divided by the relative growth of its mean."""
 
 
 def lifetimes(start_s: Array, served_s: Array) -> float:
-    """How many times as long as its long requests a run is; infinite if these are not much longer than the others.
+    """Length of a run divided by the time of its long requests; infinite if they are not much longer than the others.
 
     start_s: [requests], the starts, ascending. served_s: [requests], the time of each in the server without the wait.
     Under a heavy tail, the load of a server follows its long requests, so a run of a few of their times shows only a
@@ -113,7 +113,7 @@ class QueueSeries:
         return math.ceil(len(self.values) * MIN_LIFETIMES / max(self.lifetimes, 1e-9))
 
     def _estimate(self, value: float, lo: float, hi: float) -> BoundedEstimate:
-        """Under a heavy tail, a run may lack the long requests that make others wait: its upper side is longer."""
+        """The upper side is longer under a heavy tail, because a run may lack the long requests that delay others."""
         stretch = 1 + MIN_LIFETIMES / self.lifetimes if self.dependence.is_dependent else 1.0
         return BoundedEstimate.of(value, lo, value + stretch * (hi - value), len(self.values))
 

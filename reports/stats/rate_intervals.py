@@ -1,7 +1,8 @@
 """95 % intervals of rates of dependent requests: completions, tokens or arrivals per second.
 
-The means of equal spans of a window are no independent values: a busy queue gives out tokens at a constant rate, so its
-spans differ less than windows do. Hence the variance comes from the requests, as that of a ratio: amount over gap.
+The means of equal spans of a window are not independent: a busy queue emits tokens at a constant rate, so its spans
+differ less than windows. The variance is therefore computed from the requests, as the variance of a ratio: amount
+divided by gap.
 """
 
 import math

@@ -30,7 +30,7 @@ DECODES: Rows = [(1, 1), (1, 17), (1, 40)]
 # The last one is longer than the torch kernel's rows of a mask.
 PREFILLS: Rows = [(4, 4), (20, 20), (5, 33), (2, 16), (280, 290)]
 ROWS: Mapping[str, Rows] = {"decode": DECODES, "prefill": PREFILLS, "mixed": [*DECODES, *PREFILLS]}
-# No kernel may read blocks that no row owns: the cache is filled with this first.
+# Initial value of the cache: a kernel that reads a block without an owner gives a wrong result.
 POISON = 3e4
 
 
@@ -62,7 +62,7 @@ class ConformanceCase:
         return torch.tensor([0.5**head for head in range(1, self.num_heads + 1)]) if self.alibi else None
 
     def kept(self, key_value: Tensor) -> Tensor:
-        """The keys and values [tokens, 2, ...] that the cache gives back, in float64."""
+        """The keys and values [tokens, 2, ...] as read back from the cache, in float64."""
         if self.cache_dtype is None:
             return key_value.double()
         factors = torch.tensor([1 / self.scales.key, 1 / self.scales.value])[:, None, None]
@@ -72,7 +72,7 @@ class ConformanceCase:
 
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-# Of the largest keys and values some are beyond the largest value, so that they are cut off.
+# Some keys and values exceed the largest value of the type, so that they are clipped.
 SCALES = KVScales(key=0.0061, value=0.37)
 CASES: Mapping[str, ConformanceCase] = {
     "plain": ConformanceCase(),
@@ -161,7 +161,7 @@ def _attend(
     device: torch.device,
     make_tensors: Callable[[StepMetadata], StepTensors],
 ) -> Tensor:
-    """One step of some rows, each with its span of positions. queries: None if only the K/V are of interest."""
+    """One step of some rows, each with its span of positions. queries: None to store the K/V only."""
     spans = _decodes_first(spans)
     if not spans:
         return torch.empty(0)

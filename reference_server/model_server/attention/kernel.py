@@ -44,7 +44,7 @@ class AttentionOptions:
 
     @property
     def is_masked(self) -> bool:
-        """Whether the scores are more than scaled products under a causal mask."""
+        """Whether the scores need more than scaled products and a causal mask."""
         return (self.window, self.softcap, self.alibi_slopes) != (None, None, None)
 
 
@@ -56,14 +56,14 @@ class AttentionKernel(Protocol):
 
     name: str
     block_size: int
-    # Whether it reads all that changes between two steps on the device, so that a CUDA graph may capture it.
+    # Whether all values that change between steps are read on the device, so that a CUDA graph can capture the kernel.
     is_capturable: bool
 
     @staticmethod
     def supports(needs: AttentionNeeds, /) -> bool: ...
 
     def __call__(self, query: Tensor, cache: LayerCache, step: Step, options: AttentionOptions) -> Tensor:
-        """Attend; the new K/V are stored already, and read as they are stored, without their scales.
+        """Attend. The new K/V are already in the cache, and are read without their scales.
 
         query: [tokens of the kernel's rows, num_heads, head_dim]. Returns query's shape.
         """

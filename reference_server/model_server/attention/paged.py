@@ -37,7 +37,7 @@ class PagedLayer:
         self.choice.store(key_value, layer, step)
         if layer.scales == UNSCALED:
             return self._attend(query, layer, step, self.options)
-        # The scale of the keys is that of the scores, the scale of the values that of the result.
+        # The scale of the keys is applied to the scores, and the scale of the values to the result.
         scaled = replace(self.options, scaling=self.options.scaling * layer.scales.key)
         return self._attend(query, layer, step, scaled) * layer.scales.value
 

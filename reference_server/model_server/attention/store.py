@@ -14,7 +14,7 @@ class TorchStore:
     """The reference, on any device."""
 
     def __init__(self) -> None:
-        # By the number of K/V heads, which layers may differ in.
+        # By the number of K/V heads, which may differ between layers.
         self._indices: PerStep[dict[int, Tensor]] = PerStep()
 
     def __call__(self, key_value: Tensor, cache: LayerCache, step: Step) -> None:
@@ -28,7 +28,7 @@ class TorchStore:
 
 
 def line_index(slots: IntArray, num_kv_heads: int, block_size: int) -> IntArray:
-    """[tokens * 2 * num_kv_heads] int64: where the slots lie in the cache seen as [lines, head_dim]."""
+    """[tokens * 2 * num_kv_heads] int64: the lines of the slots in the cache viewed as [lines, head_dim]."""
     block, offset = np.divmod(slots, block_size)
     planes = np.arange(2 * num_kv_heads)
     lines: IntArray = (block[:, None] * (2 * num_kv_heads) + planes) * block_size + offset[:, None]
@@ -48,7 +48,7 @@ class CompiledStore:
 
 
 class TritonStore:
-    """The Triton kernel; a negative slot is left out."""
+    """The Triton kernel; skips negative slots."""
 
     def __call__(self, key_value: Tensor, cache: LayerCache, step: Step) -> None:
         _, _, num_kv_heads, block_size, head_dim = cache.buffer.shape

@@ -21,7 +21,7 @@ from reference_server.model_server.step_state import Step, StepMetadata
 MASKED_QUERY_ROWS = 256
 # Below this many gathered elements float32 products are used: a 16-bit one costs more to set up than to compute.
 FEW_ELEMENTS = 1 << 17
-# Gathered bytes that a processor's caches still hold when the products read them.
+# Gathered bytes that stay in the processor's caches until the products read them.
 TILE_BYTES = 4 << 20
 
 

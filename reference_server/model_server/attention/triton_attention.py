@@ -1,7 +1,7 @@
 """The Triton kernels of attention: store K/V, decode in splits (one query token a row), prefill (several tokens a row).
 
-All read the cache in place (kv_cache.py), for any page size and head size. FLOAT8 is 0 for a cache of floats that
-Triton loads. A cache of eight-bit floats is one of bytes, which serve every GPU (few have instructions for e4m3);
+All read the cache in place (kv_cache.py), for any page size and head size. FLOAT8 is 0 for a cache in a float type that
+Triton loads. A cache of eight-bit floats is passed as bytes, which every GPU supports (few have instructions for e4m3);
 FLOAT8 is then the number of mantissa bits: 3 (e4m3) or 2 (e5m2). Importing this needs Triton. Positions are per row;
 slots and addresses are 64-bit, since a cache of 141 GB has more than 2^31 elements.
 """

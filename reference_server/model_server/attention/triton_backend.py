@@ -19,9 +19,9 @@ from reference_server.model_server.step_state import Step
 logger = logging.getLogger(__name__)
 
 MAX_SPLITS = 32
-# Those of an H200, for devices that are not CUDA's.
+# Those of an H200, for devices without CUDA.
 DEFAULT_PROCESSORS = 132
-# Least rows of a tensor-core product.
+# Smallest number of rows in a tensor-core product.
 LEAST_TILE = 16
 DECODE_TILE = 64
 PREFILL_QUERIES = 128

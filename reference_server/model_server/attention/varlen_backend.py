@@ -1,9 +1,9 @@
 """Paged attention by `torch.nn.attention.varlen`, torch's own flash attention: CUDA, 16-bit, no softcap, no ALiBi.
 
 From torch 2.12 the operator reads block tables and serves both phases. Before, it serves prompts only: their keys and
-values are first gathered from the cache, in a copy that is short beside a prompt's attention. A trial on the device
-shows whether it computes grouped heads, packed and by tables. The operator is imported at its first use, because it
-imports torch's compiler.
+values are first gathered from the cache, in a copy that is short beside a prompt's attention. A test on the device
+checks whether it supports grouped heads, packed and with block tables. The operator is imported at its first use,
+because it imports torch's compiler.
 """
 
 import functools
@@ -96,7 +96,7 @@ class VarlenDecode:
         tensors, rows = step.tensors, len(query)
         keys, values = cache.pages()
         cu_seqlen_q = self._cu_seqlen_q.of(step, lambda: torch.arange(rows + 1, dtype=torch.int32, device=query.device))
-        # The capacity of the tables and not the rows' lengths: a captured graph serves every length.
+        # Uses the capacity of the tables instead of the rows' lengths, so that a captured graph serves every length.
         max_k = tensors.block_table.shape[1] * cache.block_size
         attended: Tensor = _attend(
             *(query.contiguous(), keys, values, cu_seqlen_q, None, 1, max_k),
@@ -144,7 +144,7 @@ def _is_offered(needs: AttentionNeeds) -> bool:
 
 
 def _attend(*arguments: Any, **options: Any) -> Tensor:
-    # The arguments of two releases: no release's types fit both.
+    # Arguments for two releases of torch; neither release's type hints accept both.
     operator: Any = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     attended: Tensor = operator(*arguments, **options)
     return attended
@@ -152,7 +152,7 @@ def _attend(*arguments: Any, **options: Any) -> Tensor:
 
 @functools.cache
 def computes(dtype: torch.dtype, by_tables: bool, device: str = "cuda") -> bool:
-    """Whether three tokens of four heads on two equal SDPA's result, packed or in the third page of a cache."""
+    """Whether three tokens with four query and two K/V heads equal SDPA's, packed or in the third page of a cache."""
     generator = torch.Generator().manual_seed(5)
     query, keys, values = (torch.randn((3, heads, 64), generator=generator).to(device, dtype) for heads in (4, 2, 2))
     ends = torch.tensor([0, 3], dtype=torch.int32).to(device)

@@ -1,4 +1,4 @@
-"""The base model as draft heads see it."""
+"""The parts of the base model that draft heads use."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

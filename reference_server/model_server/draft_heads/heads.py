@@ -15,7 +15,7 @@ from reference_server.model_server.draft_heads.weights import MOST_HEADS, number
 
 
 class DraftHeads(Protocol):
-    """Heads that guess the tokens after the newest one from the hidden state that it was chosen from."""
+    """Heads that draft the tokens after the newest one, from the hidden state that produced the newest one."""
 
     @property
     def name(self) -> str: ...
@@ -32,7 +32,7 @@ class DraftHeads(Protocol):
 
 
 def num_drafted(directory: Path | None, speculate: int | None) -> int:
-    """Most tokens of a draft: `--speculate`, else all heads of a speculator, else none.
+    """Largest number of tokens in a draft: `--speculate`, else all heads of a speculator, else 0.
 
     directory: of the speculator, if there is one. Raises ArgumentError for more tokens than heads.
     """
@@ -50,7 +50,7 @@ def num_drafted(directory: Path | None, speculate: int | None) -> int:
 
 
 def load_heads(directory: Path, base: BaseModel, dtype: torch.dtype, device: torch.device) -> DraftHeads:
-    """Read the heads of a speculator. Raises StartupError for missing weights and for those of another base model."""
+    """Read the heads of a speculator. Raises StartupError for missing weights, or for weights of another base model."""
     config = read_json(directory / "config.json")
     try:
         if "medusa_num_heads" in config:

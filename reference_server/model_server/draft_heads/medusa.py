@@ -44,7 +44,7 @@ class MedusaHeads:
         self.name = f"medusa-v{1 if outputs else 2}"
 
     def guess(self, hidden: Tensor, _newest: Tensor, count: int, /) -> tuple[Tensor, Tensor]:
-        """The choices of the first `count` heads; a head does not see those of the others."""
+        """The choices of the first `count` heads; a head does not depend on the choices of others."""
         rows, size = hidden.shape
         first = F.silu(self._first(hidden)).view(rows, -1, size)[:, :count]
         if not self._outputs:

@@ -47,7 +47,7 @@ class MLPSpeculator:
         self._heads = heads
         self._scales_input = scales_input
         self.weight_bytes = weight_bytes
-        # The base model's state is half of the sum of squares at the last head.
+        # At the last head, the base model's state contributes half of the sum of squares.
         self._state_weight = 0.5 ** (0.5 / len(heads))
         self._token_weight = math.sqrt(1 - self._state_weight**2) * math.sqrt(inner_dim / 2)
 

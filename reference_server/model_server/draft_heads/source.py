@@ -15,7 +15,7 @@ from reference_server.model_server.speculation.proposed_draft import NO_PROPOSAL
 CONFIDENCES = (0.3, 0.6, 0.8, 0.95)
 """The lowest probabilities of the levels 1, 2, 3 and 4. The head gives the probability of its token."""
 PRIORS = (0.2, 0.45, 0.7, 0.87, 0.97)
-"""Acceptance by level until outcomes are known: about the heads' own probabilities."""
+"""Assumed acceptance by level before outcomes are known, near the heads' own probabilities."""
 
 
 class HeadsSource:
@@ -58,7 +58,7 @@ class HeadsSource:
 
 
 def gathered(rows: SequenceOf[HiddenRow]) -> Tensor:
-    """[rows, hidden], in order. Most rows are of one step, so each step's are taken at once."""
+    """[rows, hidden], in order. Most rows come from one step, so the rows of a step are gathered together."""
     first = rows[0].states
     if all(row.states is first for row in rows):
         if len(rows) == 1:

@@ -32,10 +32,10 @@ CapturedStep = Callable[[], Tensor]
 
 
 class GraphRunner(Protocol):
-    """Records what a step launches."""
+    """Records the launches of a step."""
 
     def capture(self, step: CapturedStep) -> CapturedStep:
-        """Record `step`; returns what replays it, always into the same tensor."""
+        """Record `step`; returns a function that replays it, always into the same tensor."""
         ...
 
 
@@ -50,8 +50,8 @@ class CudaGraphs:
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            # Tables, handles and kernels that are built at first use have to exist before a capture. A step that waits
-            # fails here: within a capture it would leave the allocator and the pool in an undefined state.
+            # Tables, handles and kernels that are built at first use must exist before a capture. A step that
+            # synchronizes fails here; in a capture it would leave the allocator and the pool in an undefined state.
             step()
             with no_waits():
                 step()
@@ -107,7 +107,7 @@ class GraphedForward:
         return sorted(self._replays)
 
     def release(self) -> None:
-        """Free all graphs; they must go before the memory that they point at."""
+        """Free all graphs. Must be called before their memory is freed."""
         self._replays.clear()
         self._hidden.clear()
         self.inputs = self._plan = None
@@ -175,7 +175,7 @@ class GraphedForward:
         return min((size for size in self._replays if size >= rows), default=None)
 
     def _upload(self, inputs: RaggedInputs, size: int) -> None:
-        """Copy the step's inputs to where the graph reads them, except those that are there already."""
+        """Copy the step's inputs to the addresses that the graph reads, except inputs that are already there."""
         static = self.inputs
         assert static is not None
         rows = len(inputs.positions)
@@ -198,11 +198,11 @@ class GraphedForward:
             static.block_table[:rows, : table.shape[1]].copy_(table)
 
     def make_step(self, static: StaticInputs, size: int, max_total_tokens: int) -> CapturedStep:
-        """The step to capture; it holds no number of one particular step."""
+        """The step to capture; it contains no value that is specific to one step."""
         input_ids, held, table = static.input_ids[:size], static.positions[:size], static.block_table[:size]
         block_size, forward = self._block_size, self._forward
         nothing = torch.zeros(1, dtype=torch.int32, device=held.device)
-        # Kernels that can be captured read only how many rows there are.
+        # Capturable kernels read only the number of rows.
         numbers, host_table = np.ones(size, dtype=np.int64), np.zeros(tuple(table.shape), dtype=np.int64)
 
         def step() -> Tensor:

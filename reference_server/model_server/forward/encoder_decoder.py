@@ -119,7 +119,7 @@ class EncoderDecoderForward:
         return logits
 
     def _encode(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """[rows, prompt, hidden_size] of prompts padded on the right, for the sake of absolute positions."""
+        """[rows, prompt, hidden_size] of prompts padded on the right, because positions are absolute."""
         encoded: Tensor = self._model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
         return encoded
 
@@ -202,7 +202,7 @@ class _DecoderPositions:
     """Gives each decoder row its own position if the model gives all rows the same.
 
     Decoders with absolute positions count from the cache's length, one number for the whole batch. Their position
-    embedding takes the positions of one row of tokens; it gets the batch's newest tokens as that row.
+    embedding takes the positions of one row of tokens; the batch's newest tokens are passed as that row.
     """
 
     def __init__(self, decoder: nn.Module) -> None:

@@ -99,7 +99,7 @@ def build_inputs(
 
 
 def is_decode(sequences: tuple[Sequence, ...]) -> bool:
-    """Whether every sequence computes its last token only, and that is no image's."""
+    """Whether every sequence computes only its last token, and none of these is an image token."""
     return all(sequence.input_len == 1 and sequence.is_sampled and sequence.images is None for sequence in sequences)
 
 

@@ -1,4 +1,4 @@
-"""The padded forward: the model's own attention over [rows, longest], for decoders that cannot call ours.
+"""The padded forward: the model's own attention over [rows, longest], for decoders that cannot call the paged one.
 
 K/V are in the same paged cache as elsewhere; one forward takes rows of any length, prompts and decodes.
 """
@@ -18,7 +18,7 @@ from reference_server.model_server.step_state import StepState
 
 
 class PaddedForward:
-    """Logits of a packed batch, which the model gets padded on the left."""
+    """Logits of a packed batch, which is passed to the model padded on the left."""
 
     def __init__(self, model: Any, state: StepState, device: torch.device) -> None:
         self._model = model

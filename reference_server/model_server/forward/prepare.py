@@ -251,12 +251,12 @@ def _own_attention(
 ) -> PreparedModel:
     """A model that uses its own attention; `--attention` still sets the page."""
     if options.prefix_caching:
-        # The launcher's default is on, and it does not know the tier.
+        # The launcher enables it by default, without information about the tier.
         logger.warning("prefix caching is off: %s runs in the %s tier", type(loaded.model).__name__, tier)
     if loaded.cache.float8 == torch.float8_e4m3fn:
         logger.warning("the K/V scales are 1: %s runs in the %s tier", type(loaded.model).__name__, tier)
     head_dims = frozenset(shape.head_dim for shape in shapes)
-    # Without the compiled kernels, which are built when they are chosen and not called here.
+    # Excludes the compiled kernels: a chosen kernel is built, and none is called here.
     needs = AttentionNeeds(loaded.device.type, loaded.dtype, head_dims)
     choice = choose(replace(options, fuse=False), needs)
     return PreparedModel(tier, forward, shapes, choice, loaded.cache.dtype(loaded.dtype))

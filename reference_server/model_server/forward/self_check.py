@@ -24,12 +24,13 @@ from reference_server.model_server.sequence import Sequence
 from reference_server.model_server.step_state import StepState
 from reference_server.tokenizer import Tokenizer
 
-# Share of the logits' spread. Rounding stays well below these; a wrong mask or another row's K/V is far above.
+# Share of the logits' spread. Rounding errors are well below these; the error of a wrong mask or of another row's K/V
+# is far above.
 FLOAT32_LIMIT, HALF_LIMIT = 1e-3, 0.15
 
 _PROMPT_LENGTHS = (3, 40, 1)
-# Tokens of a request beside which the first prompt goes on: some models scale attention by the longest row of a batch,
-# from some thousand tokens on.
+# Lengths of a second request in the batch of the first prompt: some models scale attention by the longest row of a
+# batch, from a few thousand tokens on.
 _SHIFTS = (64, 1024, 16384)
 _NEW_TOKENS = 16
 # Rows of each forward: two prompts, steps of theirs, one that joins, all three, and two in another order.
@@ -128,7 +129,7 @@ def _shifts(config: Any) -> Iterator[int]:
 
 
 def _long(sequence: Sequence, length: int, block: int, block_size: int) -> Sequence:
-    """A sequence with `length` tokens in the cache, all of them in one block: its own result is of no interest."""
+    """A sequence with `length` tokens in the cache, all of them in one block; its own result is not used."""
     stopping = StoppingParameters(max_new_tokens=length + 2)
     decoder_len = length + 1
     return replace(

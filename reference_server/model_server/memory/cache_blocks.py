@@ -78,7 +78,7 @@ def _gib(size: float) -> str:
 
 
 class PeakTensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The most bytes of live tensors that were made inside the block; counted, so equal in every run."""
+    """The peak bytes of live tensors that were allocated inside the block; counted, so equal in every run."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -88,7 +88,7 @@ class PeakTensorBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No mark for torch's compiler, which would be imported for it: 150 MB."""
+        """Sets no mark for torch's compiler: the mark would import the compiler, 150 MB."""
         return False
 
     def __torch_dispatch__(

@@ -1,6 +1,6 @@
 """Returns memory that the C library keeps for later allocations to the system.
 
-Weights that are packed one after the other leave holes between those that stay: as much memory as the weights.
+Packing weights one after the other leaves holes between the packed ones: as much memory as the weights.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 # Parameters of glibc's `mallopt`.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _MAX_MMAP_THRESHOLD = 32 << 20
-"""glibc raises its threshold up to this by itself, as tensors are freed, and the other one to twice as much."""
+"""glibc itself raises its mmap threshold up to this as tensors are freed, and its trim threshold to twice as much."""
 
 
 def return_free_memory() -> None:
@@ -23,10 +23,10 @@ def return_free_memory() -> None:
 
 @contextmanager
 def freed_at_once(min_bytes: int = 1 << 20) -> Iterator[None]:
-    """Memory of at least `min_bytes` goes back to the system when it is freed, as it is not reused.
+    """Allocations of at least `min_bytes` are returned to the system when they are freed, and not reused.
 
-    The tensors of a long prefill otherwise leave holes of several times their size. Steps that repeat are faster with
-    memory that is reused: afterwards this is so up to the C library's own maximum. Needs glibc.
+    The tensors of a long prefill otherwise leave holes of several times their size. Repeated steps are faster with
+    reused memory: afterwards, memory is reused up to the C library's own maximum. Needs glibc.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

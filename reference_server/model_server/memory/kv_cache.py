@@ -68,7 +68,7 @@ class LayerCache:
 
     @property
     def factors(self) -> tuple[float, float]:
-        """By which keys and values are multiplied before they are rounded to eight bits."""
+        """The factors by which keys and values are multiplied before they are rounded to eight bits."""
         return 1 / self.scales.key, 1 / self.scales.value
 
     def rounded(self, key_value: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class KVCache:
         return self.num_blocks * self.block_size
 
     def zero_nonfinite(self, blocks: NDArray[np.int64]) -> None:
-        """Replace NaN and infinite elements of some blocks by 0: kernels read whole pages, a new owner's too."""
+        """Replace NaN and infinite elements of some blocks by 0: kernels read whole pages, those of a new owner too."""
         for layer in self.layers:
             index = torch.from_numpy(blocks).to(layer.buffer.device)
             pages = layer.buffer[index]

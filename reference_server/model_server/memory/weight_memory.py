@@ -1,7 +1,7 @@
 """Memory for weights, which stay as long as their model: side by side, in pages of 2 MiB where the system has them.
 
-A decode step reads every weight once, so it waits for the addresses of all their pages. Memory of the C library begins
-at any address: its weights have few whole pages of 2 MiB, and those below that size have none.
+A decode step reads every weight once, so it waits for the address translation of all their pages. Memory from the C
+library begins at any address: a weight in it has few whole pages of 2 MiB, and a small weight has none.
 """
 
 import mmap

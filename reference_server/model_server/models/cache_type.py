@@ -41,7 +41,7 @@ class CacheType:
         return self.float8 or compute_type
 
     def scales_in_order(self, modules: Iterable[nn.Module]) -> tuple[KVScales, ...]:
-        """The scales of the layers with these attention modules; warns if e4m3 has to do without some."""
+        """The scales of the layers with these attention modules; warns if some are missing for e4m3."""
         found = [self.scales.get(module, UNSCALED) for module in modules]
         missing = len(found) - len(self.scales)
         if self.float8 == torch.float8_e4m3fn and missing:

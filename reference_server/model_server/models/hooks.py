@@ -92,7 +92,7 @@ def attention_forward(
 
 
 def _window_of(module: Any) -> int | None:
-    """The window of a layer that does not pass it: its model carries it in the mask alone, which is not built here."""
+    """The window of a layer that does not pass it: its model applies it only in the mask, which is not built here."""
     config = getattr(module, "config", None)
     # Other configs may have a `sliding_window` that their model ignores.
     if not hasattr(sys.modules[type(module).__module__], "create_sliding_window_causal_mask"):

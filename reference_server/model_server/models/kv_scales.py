@@ -30,7 +30,7 @@ def is_scale(name: str) -> bool:
 
 
 def read_scales(checkpoint: ReadableWeights, modules: Iterable[str], base_prefix: str) -> dict[str, KVScales]:
-    """The scales of those of the model's attention modules that the checkpoint has scales for, by the module's name.
+    """The scales in the checkpoint of the model's attention modules, by the module's name.
 
     base_prefix: the checkpoint of a base model lacks it. Raises StartupError for a scale that is no positive number.
     """

@@ -1,7 +1,7 @@
 """The part of a model that is divided over shards, quantized and changed by adapters: its language model.
 
-Most models are nothing else. With images, it is the causal model of `vision.language_model`, which shares its modules
-with the whole model under other names; vision tower and projector stay whole, in the model's dtype.
+Most models consist of it alone. With images, it is the causal model of `vision.language_model`, which shares its
+modules with the whole model under other names; vision tower and projector stay whole, in the model's dtype.
 """
 
 from collections.abc import Mapping

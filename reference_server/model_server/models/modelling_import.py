@@ -22,8 +22,8 @@ INDEX_MODE = f"{COMPILER}._trace_wrapped_higher_order_op"
 def import_modelling() -> None:
     """Import Transformers' modelling, unless it or the compiler is imported already.
 
-    Afterwards Transformers regards the hidden packages as missing; the rest of the process imports them as ever. If
-    Transformers needs more of the compiler than its decorators, the plain import follows.
+    Afterwards Transformers regards the hidden packages as missing; other imports of the process are not affected. If
+    Transformers needs more of the compiler than its decorators, it is imported again without replacements.
     """
     if COMPILER in sys.modules or MODELLING[1] in sys.modules:
         return
@@ -35,7 +35,7 @@ def import_modelling() -> None:
 
 @contextlib.contextmanager
 def _packages_hidden() -> Iterator[None]:
-    """Transformers asks once whether a package is installed, and keeps the answer."""
+    """Transformers checks only once whether a package is installed, and caches the result."""
     with _in_place({name: None for name in UNUSED_PACKAGES if name not in sys.modules}):
         installed = importlib.import_module("transformers.utils.import_utils")
         is_available = torch.distributed.is_available

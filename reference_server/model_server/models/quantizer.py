@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 # Routers and gates choose experts, and rounding would change the choice. T5's `wo` overflows.
 SENSITIVE = ("gate", "router", "shared_expert_gate", "wo", "classifier", "score")
 MIN_SIZE = 16
-"""Least inputs and outputs of a linear that is worth quantizing."""
+"""Smallest numbers of inputs and outputs of a linear that is quantized."""
 
 
 class Quantizer:
@@ -63,7 +63,7 @@ class Quantizer:
         return True
 
     def load(self, name: str, source: str, checkpoint: PackedCheckpoint) -> bool:
-        """Load this rank's part of the quantized weight `source`; False if it is not quantized or cannot stay so."""
+        """Load this rank's part of the quantized weight `source`; False if that is plain or must be dequantized."""
         if not checkpoint.is_packed(source):
             return False
         module = self._model.get_submodule(name.rpartition(".")[0])
@@ -118,8 +118,8 @@ def quantizable(model: Any, quantization: Quantization) -> list[str]:
 def round_head(model: Any, dtype: torch.dtype, device: torch.device) -> None:
     """Round a plain head to int8 beside weights of the compiled product, which reads it in half the time.
 
-    The head of a small model is a quarter of what a decode step reads, and of four-bit weights the half. The embedding
-    keeps its weight, also if both are tied.
+    The head of a small model is a quarter of the bytes that a decode step reads, or half of them with four-bit weights.
+    The embedding keeps its weight, also if both are tied.
     """
     head = model.get_output_embeddings()
     linears = [module for module in model.modules() if isinstance(module, QuantizedLinear)]

@@ -43,12 +43,12 @@ def tensor_parallel_plan(model: Any) -> dict[str, str]:
 
 
 def causal_model_types() -> Collection[str]:
-    """Model types that `AutoModelForCausalLM` knows."""
+    """Model types that `AutoModelForCausalLM` supports."""
     return modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()  # type: ignore[no-any-return]
 
 
 def seq2seq_model_types() -> Collection[str]:
-    """Model types that `AutoModelForSeq2SeqLM` knows."""
+    """Model types that `AutoModelForSeq2SeqLM` supports."""
     return modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.keys()  # type: ignore[no-any-return]
 
 

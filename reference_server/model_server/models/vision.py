@@ -24,7 +24,7 @@ _ABOUT_PROMPTS = frozenset({"rows", "cols", "num_crops"})
 
 
 class VisionTower:
-    """Computes the embeddings of images. model: with its weights; of the language model nothing is used."""
+    """Computes the embeddings of images. model: with its weights; its language model is not used."""
 
     def __init__(self, model: Any, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
         self.placeholder: Placeholder = _placeholder(directory)

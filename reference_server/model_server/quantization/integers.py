@@ -28,7 +28,7 @@ _route = _Route()
 
 @contextlib.contextmanager
 def float_products() -> Iterator[None]:
-    """Weights loaded here get products of float inputs, as on a processor without the instructions."""
+    """Weights loaded inside the block get products of float inputs, as on a processor without the instructions."""
     before, _route.is_float = _route.is_float, True
     try:
         yield
@@ -46,7 +46,7 @@ def instructions() -> str | None:
 def can_compile(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the compiled kernel is used for this type.
 
-    float32 that was chosen on a processor with a bfloat16 product is for exact results: inputs are not rounded there.
+    If float32 was chosen on a processor with a bfloat16 product, exact results are expected: inputs are not rounded.
     """
     if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float32) or _route.is_float:
         return False

@@ -1,6 +1,6 @@
 """Round a plain weight to four bits at load (`--quantize int4`): one scale per group of inputs, codes around 8.
 
-Each group has the scale of a few with the least squared error, as there is no text to calibrate with.
+The scale of a group is the one of a few candidates with the least squared error; no calibration text is used.
 """
 
 import torch
@@ -13,8 +13,8 @@ GROUPS = (64, 32, 16, 8, 4)
 """Inputs that share a scale: the first of these sizes that divides the inputs."""
 MIDDLE = 8
 SPANS = (-8.0, -7.0, -9.0)
-"""Codes, less MIDDLE, that a group's largest weight may get. -8: the codes reach as far as that weight. -7: a weight of
-the other sign is as large. -9: it is cut off, and the others get finer steps."""
+"""Codes, minus MIDDLE, that are tried for a group's largest weight. -8: the codes reach exactly that weight. -7: they
+also reach a weight of the other sign and the same size. -9: that weight is clipped, and the others get finer steps."""
 CHUNK = 1 << 18
 """Weights that are rounded together. Their float32 copies stay in the cache: 17 ns a weight, and 34 ns with four times
 as many."""

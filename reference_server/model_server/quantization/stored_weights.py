@@ -217,7 +217,7 @@ def _scales_of(scales: Tensor, cut: Cut, size: int, name: str) -> Tensor:
 
 
 def _grouped(codes: Tensor, scales: Tensor, zeros: Tensor, group_of: Tensor, bits: int) -> GroupedIntegers:
-    """The weight without the groups that none of these inputs belongs to."""
+    """The weight without groups that contain none of these inputs."""
     used, group_of = torch.unique(group_of, return_inverse=True)
     if len(used) < scales.shape[1]:
         scales, zeros = scales[:, used], zeros[:, used]

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 DECAY = 0.85
 """Weight of a token's outcome once the next one is known: the estimate follows the last six or so."""
 OVERALL_DECAY = 0.98
-"""The same of all requests together, where a new request starts."""
+"""The same for all requests together; their rates are the initial rates of a new request."""
 SHORTEST_LONGEST_PAUSE = 8
-"""Tokens after which a request without drafts is looked at again, at most, if a look costs nothing."""
+"""Longest pause of a request between two looks for drafts, in tokens, if a look costs nothing."""
 PRIOR_WEIGHT = 1.0
 
 
@@ -50,8 +50,9 @@ class Guess:
 class DraftHistory:
     """The estimates of one request, by the level of a token; and when to draft for it again.
 
-    overall: the rates of all requests, which this one starts from and adds to. A request that had no draft to verify is
-    left alone for twice as many tokens as the last time; a right guess ends the pause.
+    overall: the rates of all requests; they are the initial rates of this request, and it updates them. After a look
+    without a draft to verify, the pause of the request is twice as many tokens as the last one; a correct guess ends
+    it.
     """
 
     __slots__ = ("_guess", "_levels", "_overall", "_pause", "_rates", "look_at")
@@ -63,7 +64,7 @@ class DraftHistory:
         self._pause = 1
         self._levels: Sequence[int] = ()
         self.look_at = 0
-        """The number of ids from which on a draft is looked for."""
+        """The number of ids from which a draft is looked for again."""
 
     def rate(self, level: int) -> float:
         return self._rates[level].value
@@ -79,7 +80,7 @@ class DraftHistory:
             self._add(self._levels[place], place < num_accepted)
 
     def pause(self, num_ids: int, longest: int = SHORTEST_LONGEST_PAUSE) -> None:
-        """Look for no draft for some tokens."""
+        """Skip the search for drafts for some tokens."""
         self.look_at = num_ids + min(self._pause, longest)
         self._pause = min(2 * self._pause, longest)
 
@@ -88,7 +89,7 @@ class DraftHistory:
         self._guess = Guess(num_ids, token_id, level)
 
     def settle(self, ids: Sequence[int]) -> bool:
-        """Count the guess whose token is known by now; whether it was right."""
+        """Count a guess whose token is now known; returns whether it was correct."""
         guess = self._guess
         if guess is None or len(ids) <= guess.position:
             return False

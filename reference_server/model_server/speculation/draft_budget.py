@@ -1,17 +1,19 @@
-"""Limits the time that drafts may lose: to a share of the decoding time, whatever the estimates say.
+"""Limits the time that drafts may lose to a share of the decoding time, independently of the estimates.
 
-All times are those of the cost model, so that all ranks decide the same. The estimates of single requests choose which
-drafts to verify; this limits what they may lose together, for example to many short requests without a history.
+All times are those of the cost model, so that all ranks decide the same. The estimates of single requests select the
+drafts to verify; the budget limits the loss of all drafts together, for example with many short requests without a
+history.
 """
 
 import math
 
 LOSS_SHARE = 0.015
-"""Of the time of plain decoding."""
+"""Share of the time of plain decoding that may be lost."""
 FIRST_STEPS = 2.0
 """Plain steps whose time may be lost before anything is saved."""
 MOST_STEPS = 8.0
-"""Plain steps whose time may be lost in a row after drafts that paid: a few refused drafts do not end them."""
+"""Plain steps whose time may be lost in a row after drafts that saved time: a few refused drafts do not stop
+drafting."""
 
 
 class DraftBudget:
@@ -24,7 +26,7 @@ class DraftBudget:
         self._left_ns = 0.0
 
     def start(self, plain_ns: float) -> None:
-        """Before the first step, which takes `plain_ns`, there is nothing to lose a share of; later nothing changes."""
+        """Set the budget before the first step, which takes `plain_ns`; later calls have no effect."""
         if not self._most_ns:
             self._left_ns = FIRST_STEPS * plain_ns
             self._most_ns = MOST_STEPS * plain_ns

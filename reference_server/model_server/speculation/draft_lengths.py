@@ -1,4 +1,4 @@
-"""How many tokens of each draft a step verifies: as many as raise the expected tokens for each ns."""
+"""Chooses how many tokens of each draft a step verifies, for the most expected tokens per ns."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -7,15 +7,15 @@ from typing import NamedTuple
 from reference_server.model_server.speculation.step_cost import StepCost
 
 MIN_GAIN = 1.1
-"""Drafts whose expected speed is not above this, as a ratio to a plain step, are left out: estimates are not exact."""
+"""Drafts are verified if their expected speed, as a ratio to a plain step, is above this: estimates are not exact."""
 MIN_GAIN_AT_BEST = 1.3
-"""The same of a batch whose drafts are as good as they get: most are worse, and looking at them takes time."""
+"""The same for a batch with the best possible drafts: most drafts are worse, and the search for them takes time."""
 BEST_RATE = 0.9
-"""The acceptance of drafts that are as good as they get, when only the batch is known."""
+"""The acceptance of the best possible drafts, when only the batch is known."""
 
 
 class DraftCandidate(NamedTuple):
-    """One row of a step and its draft: the chance of each token to be accepted, if those before it are.
+    """One row of a step and its draft: the probability that each token is accepted if all tokens before it are.
 
     num_keys: tokens that the row attends to. is_sampled: its tokens are not chosen greedily.
     """
@@ -28,10 +28,10 @@ class DraftCandidate(NamedTuple):
 def draft_lengths(
     candidates: Sequence[DraftCandidate], cost: StepCost, proposing_ns: float = 0.0, min_gain: float = MIN_GAIN
 ) -> list[int]:
-    """The tokens to verify of each candidate's draft; all 0 if no choice is expected to pay.
+    """The tokens to verify of each candidate's draft; all 0 if no choice is expected to save time.
 
     The gains of a draft's tokens fall with each place, and taking the largest gains first is the best choice for every
-    number of rows. proposing_ns: the time in which these drafts were proposed, which they have to pay too.
+    number of rows. proposing_ns: the time in which these drafts were proposed, which is a part of their cost.
     """
     gains = [
         (gain, row)
@@ -58,7 +58,7 @@ def draft_lengths(
 
 
 def can_pay(num_rows: int, speculate: int, cost: StepCost) -> bool:
-    """Whether good drafts would make a batch of so many rows faster, so that it is worth looking for them.
+    """Whether good drafts would make a batch of this many rows faster, so that a search for them can save time.
 
     One good draft is enough: the others of the batch may have none.
     """

@@ -1,4 +1,4 @@
-"""The hidden states that draft heads read: what the output head read for the newest chosen token."""
+"""The hidden states that draft heads read: the input of the output head for the newest chosen token."""
 
 from typing import NamedTuple
 

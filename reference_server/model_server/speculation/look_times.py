@@ -1,4 +1,4 @@
-"""The steps in which drafts are looked for: ever fewer while no look finds a draft that pays."""
+"""Chooses the steps with a look, a search for drafts. Looks become rarer while none finds a draft to verify."""
 
 import math
 from collections.abc import Sequence
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from reference_server.model_server.speculation.acceptance import SHORTEST_LONGEST_PAUSE
 
 LOOK_SHARE = 0.01
-"""Of the time of plain decoding, at most, is spent on looks that find no draft to verify."""
+"""Largest share of the time of plain decoding that is spent on looks without a draft to verify."""
 LONGEST_PAUSE = 1024
 
 
 class LookTimes:
     """Counts the decode steps of all requests. A step costs a comparison until the next look is due.
 
-    A look that finds no draft doubles the steps until the next one. Requests have pauses of their own beside it
-    (`DraftHistory`), in which others of the batch are looked at.
+    A look that finds no draft doubles the steps until the next one. In addition, each request has its own pauses
+    (`DraftHistory`); other requests of the batch are searched meanwhile.
     """
 
     __slots__ = ("_due_from", "_look_from", "_pause", "_step", "_undue")
@@ -27,7 +27,7 @@ class LookTimes:
         self._undue: Sequence[object] = ()
 
     def rests(self, rows: Sequence[object]) -> bool:
-        """Whether the next step, of these rows, looks for no drafts."""
+        """Whether the next step, with these rows, has no look."""
         if self._step < self._look_from:
             return True
         return self._step < self._due_from and rows == self._undue
@@ -37,20 +37,20 @@ class LookTimes:
         self._step += 1
 
     def none_due(self, rows: Sequence[object], num_steps: int) -> None:
-        """These rows have pauses of their own for so many steps, counted from the next one."""
+        """All of these rows pause for this many steps, counted from the next one."""
         self._undue, self._due_from = rows, self._step + num_steps
 
     def wait(self, num_steps: int) -> None:
-        """Look for nothing in so many steps, counted from the next one."""
+        """Make no look in this many steps, counted from the next one."""
         self._look_from = self._step + num_steps
 
     def looked(self, has_drafts: bool, longest: int) -> None:
-        """Count a look in the next step. longest: steps to the one after it, at most, if this one found no draft."""
+        """Count a look in the next step. longest: most steps until the following look if this one found no draft."""
         self._pause = 0 if has_drafts else min(max(1, 2 * self._pause), longest)
         self._look_from = self._step + max(1, self._pause)
 
     def look_again(self) -> None:
-        """Start with short pauses: a token was what a look would have drafted."""
+        """Return to short pauses, because a look would have drafted a token correctly."""
         self._pause = 0
 
 

@@ -63,7 +63,7 @@ class SuffixIndex:
             latest[pair] = end
 
     def _longest_match(self, ids: Sequence[int]) -> tuple[int, int]:
-        """Where the longest earlier match ends, of equal ones the latest, and its length; (0, 0) if there is none."""
+        """The end of the longest earlier match (the latest of equal ones) and its length; (0, 0) without one."""
         end = len(ids) - 1
         candidate = self._earlier[end]
         best, best_len = 0, 0
@@ -82,7 +82,7 @@ class SuffixIndex:
 
 
 def follow(ids: Sequence[int], start: int, count: int) -> list[int]:
-    """`count` ids from `start` on; past the end of `ids` the copy goes on with itself, as a repetition does."""
+    """`count` ids from `start` on; past the end of `ids`, the copied ids are repeated."""
     period = len(ids) - start
     return [ids[start + step % period] for step in range(count)]
 

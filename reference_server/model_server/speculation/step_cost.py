@@ -1,4 +1,4 @@
-"""The time of a decode step by its rows, as the warm-up measured it: the price of a draft's tokens."""
+"""The time of a decode step by its rows, as measured in the warm-up: the cost of a draft's tokens."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -26,22 +26,22 @@ class StepCost:
         return len(self.rows_ns)
 
     def plain_ns(self, num_rows: int) -> float:
-        """The step without drafts, as far as rows decide it."""
+        """The time of a step without drafts, by its number of rows only."""
         return self.rows_ns[min(num_rows, self.most_rows) - 1]
 
     def proposing_ns(self, num_sequences: int) -> float:
-        """Finding the drafts of so many sequences."""
+        """The time to find the drafts of this many sequences."""
         return self.proposal_ns[min(num_sequences, len(self.proposal_ns)) - 1] if num_sequences else 0.0
 
     def added_ns(self, num_rows: int, num_drafted: int, keys: int = 0, num_sampled: int = 0) -> float:
-        """A step that verifies drafts, beside the one without; keys, num_sampled: of the drafted rows."""
+        """The additional time of a step that verifies drafts. keys, num_sampled: of the drafted rows."""
         rows_ns = self.plain_ns(num_rows + num_drafted) - self.plain_ns(num_rows)
         rest_ns = num_drafted * self.draft_row_ns + keys * self.key_ns + num_sampled * self.sampled_row_ns
         return rows_ns + self.drafts_ns + rest_ns
 
 
 def by_rows(measured_ns: Mapping[int, float], most_rows: int) -> tuple[float, ...]:
-    """Times for 1 to `most_rows` rows: between measured ones and after the last by lines, never falling.
+    """Times for 1 to `most_rows` rows: linear between measured times and after the last, never decreasing.
 
     >>> by_rows({1: 10.0, 3: 12.0, 4: 11.0}, 6)
     (10.0, 11.0, 12.0, 12.0, 12.0, 12.0)

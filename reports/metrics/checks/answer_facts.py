@@ -18,7 +18,7 @@ ERRORS = (
     *(Status.CONNECT_ERROR, Status.OVERLOADED, Status.HTTP_4XX, Status.HTTP_5XX, Status.STREAM_ERROR),
     *(Status.BAD_PAYLOAD, Status.PROTOCOL_ERROR),
 )
-"""Failures that a longer run has as well."""
+"""Failures that do not depend on the length of the run."""
 SPECIAL_TOKENS = 4
 """Tokens that may be added to a prompt without a chat template."""
 

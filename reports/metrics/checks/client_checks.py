@@ -11,7 +11,7 @@ MAX_MERGED_GAPS = 0.01
 MAX_READ_LATENESS = 0.5
 """Lateness of a read, as a share of the time between two reads."""
 MIN_BURST_EVENTS, MIN_BURST_INTERVAL_S = 8, 0.25
-"""Larger and rarer bursts than these are not steps of an engine."""
+"""A burst with more events and a longer interval than these is not caused by the steps of an engine."""
 
 
 def _sent_rate(facts: Mapping[str, Any]) -> Finding | None:
@@ -159,7 +159,7 @@ def _cut_off(facts: Mapping[str, Any]) -> Finding | None:
 
 
 def _request_counts(facts: Mapping[str, Any]) -> Finding | None:
-    """The server's count must be between the successes and all sent requests, as it may or may not count failures."""
+    """A server may or may not count failures, so its count must be between the successes and all sent requests."""
     sent, succeeded, by_server = facts["requests"], facts["succeeded"], facts["server_requests"]
     if by_server is None or succeeded <= by_server <= sent:
         return None

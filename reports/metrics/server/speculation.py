@@ -38,8 +38,8 @@ SERIES = (
 def speculation_summary(rows: Iterable[Mapping[str, Any]], window: Window) -> dict[str, Any] | None:
     """Drafts of the window: {proposed, accepted, steps, tokens_per_step, positions}; None if the server has none.
 
-    steps: the rows of steps that had output. A server that does not count them has the number of its drafts here, so
-    that `tokens_per_step` is that of the steps with a draft.
+    steps: the rows of steps that had output. For a server that does not count them, this is the number of its drafts;
+    `tokens_per_step` then covers only steps with a draft.
     """
     known = list(rows)
     for series in SERIES:

@@ -126,7 +126,7 @@ def parallel_coordinates(frame: pd.DataFrame, knobs: Sequence[Knob], quantity: s
 
 
 MAX_TEXTS = 8
-"""Most launches that the text over one point of parallel coordinates names."""
+"""Largest number of launches in the text over one point of parallel coordinates."""
 
 
 def _texts_by_height(heights: Array, texts: Iterable[str]) -> dict[float, str]:

@@ -1,4 +1,4 @@
-"""Puts sites on the modules of a model that is not fused."""
+"""Adds adapter sites to the modules of a model that is not fused."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def install(model: Any, sites: Sites) -> None:
         module = model.get_submodule(name)
         site = sites.at([name])
         if hasattr(module, "adapt") and getattr(module, "sums", True):
-            # Its result is a sum over the ranks, and the update is added before.
+            # The update is added before the result is summed over the ranks.
             module.adapt = site.add
         else:
             module.register_forward_hook(_hook_of(site))

@@ -1,6 +1,6 @@
 """Loads adapters while sequences run: files are read in a thread of their own, and installed between two steps.
 
-A load is a call that is repeated until the files are read, so that steps run between the calls.
+`load` is called repeatedly until the files are read, so that steps run between the calls.
 """
 
 import threading
@@ -29,7 +29,7 @@ class AdapterLoads:
         self._readings: dict[str, tuple[AdapterSource, Future[ReadAdapter]]] = {}
 
     def load(self, source: AdapterSource) -> int | None:
-        """Begin to load an adapter, or go on; returns its bytes once it is loaded, None while its files are read.
+        """Start or continue to load an adapter; returns its bytes once it is loaded, None while its files are read.
 
         Raises ShardError with the reason if it is not served.
         """
@@ -48,7 +48,7 @@ class AdapterLoads:
             del self._readings[source.name]
             return self._adapters.install(source, begun[1].result())
         except (StartupError, OSError, RuntimeError) as error:
-            # A RuntimeError would end the shard; this one is of the adapter's tensors alone.
+            # A RuntimeError would end the shard, but this one concerns only the adapter's tensors.
             raise ShardError(first_line(error)) from error
 
     def unload(self, adapter_id: str, used: Collection[int]) -> None:

@@ -67,7 +67,7 @@ class TorchProduct:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PanelFactors:
-    """A record of the table, and the tensors whose addresses it has."""
+    """A record of the table, and the tensors whose addresses it contains."""
 
     record: Any
     tensors: tuple[Tensor, ...]

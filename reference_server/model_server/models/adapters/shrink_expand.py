@@ -2,7 +2,7 @@
 
 Importing this needs Triton. source: Punica (arXiv 2310.18547), segmented gather matrix-vector multiplication. A
 record of int64 describes an adapter's factors at a site: address of A, its ranks, then for each part of the
-site address of B, rank, first rank, outputs, first output. A part that the adapter leaves as it is has rank 0.
+site address of B, rank, first rank, outputs, first output. A part that the adapter does not change has rank 0.
 """
 
 # mypy: ignore-errors

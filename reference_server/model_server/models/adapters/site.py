@@ -55,11 +55,11 @@ class AdapterProduct(Protocol):
     name: str
 
     def stored(self, factors: SiteFactors) -> Any:
-        """The factors as `put` takes them: in the layout of the product. In any thread."""
+        """The factors in the layout of the product, for `put`. Can be called in any thread."""
         ...
 
     def put(self, site: int, slot: int, stored: Any | None) -> None:
-        """Keep an adapter's factors at a site, or forget them. Between two steps."""
+        """Store or remove an adapter's factors at a site. Called between two steps."""
         ...
 
     def add(self, site: int, segments: AdapterSegments, rows: Tensor, result: Tensor) -> None:
@@ -87,7 +87,7 @@ class Part:
 
 
 class Site:
-    """One product of this rank. is_kept: it sees the tokens that the head needs, not all tokens of the step."""
+    """One product of this rank. is_kept: its input has only the tokens that the head needs."""
 
     def __init__(
         self,

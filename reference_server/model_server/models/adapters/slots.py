@@ -73,7 +73,7 @@ class AdapterSlots:
     @property
     def nbytes(self) -> int:
         """Bytes of all factors in memory, those of unloaded adapters that sequences still use included."""
-        # Copies, since a thread that reads asks too.
+        # Copies, because a reading thread calls this too.
         return sum(each.nbytes for each in (*list(self._loaded.values()), *list(self._retired.values())))
 
     def find(self, adapter_id: str | None) -> int:
@@ -82,7 +82,7 @@ class AdapterSlots:
         return BASE if loaded is None else loaded.slot
 
     def nbytes_from(self, source: AdapterSource) -> int | None:
-        """Bytes of the adapter that is loaded from there under that name; None if none is."""
+        """Bytes of the adapter that was loaded from this directory under this name; None without one."""
         loaded = self._loaded.get(source.name)
         return loaded.nbytes if loaded is not None and loaded.source == source else None
 
@@ -101,7 +101,7 @@ class AdapterSlots:
     def read(self, source: AdapterSource, directory: Path) -> ReadAdapter:
         """Read and check an adapter's files, in any thread.
 
-        Raises ArgumentError over a limit, StartupError for wrong files, UnsupportedError for what is not served.
+        Raises ArgumentError over a limit, StartupError for wrong files, UnsupportedError for an unsupported adapter.
         """
         self._check_bytes(source.name, find_file(directory).stat().st_size)
         adapter = Adapter.open(directory).renamed(self._own_name)

@@ -76,7 +76,7 @@ class CompiledWalk:
         if kernels is None or not hasattr(kernels, "walk"):
             raise Undescribed("there is no compiled bfloat16 product")
         self._operator = kernels.walk.default
-        # The table has addresses, so what it names must live as long.
+        # The table contains addresses, so the objects at them must live as long as the table.
         self._kept: list[object] = [layers, norm, head]
         self._adapters = adapters if isinstance(adapters, CompiledProduct) else None
         self._attention = [_paged(layer) for layer in layers]
@@ -106,7 +106,7 @@ class CompiledWalk:
     def __call__(self, hidden: Tensor, rotary: Tensor | None, positions: Tensor, kept: Tensor | None = None) -> Tensor:
         """[rows, vocab_size], or [rows, size] without a head. hidden: [rows, size], overwritten.
 
-        kept: [rows, size], gets what the head reads.
+        kept: [rows, size], receives the input of the head.
         """
         step = self._state.step
         assert step is not None, "a decode step outside a step"

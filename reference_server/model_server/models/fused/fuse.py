@@ -1,8 +1,8 @@
 """Runs a loaded decoder with fewer operators, if its structure is one of `LAYOUTS`.
 
 A decoder is recognised by its modules, not by its family's name: pre-norm layers, separate or packed projections,
-half-split rotary positions, ALiBi or a position table, a gated or a plain MLP, a plain output head. Its projections of
-one input become one product, and `Walk` runs its layers. Before the modules lose their weights, the first layer is run
+half-split rotary positions, ALiBi or a position table, a gated or a plain MLP, a plain output head. Projections of the
+same input become one product, and `Walk` runs the layers. Before the modules lose their weights, the first layer is run
 both ways: if the results differ, or the structure is unknown, the model keeps Transformers' modules.
 """
 
@@ -91,7 +91,7 @@ class FusedDecoder:
         self._walk = Walk(self._fused, heads, self._operators)
         self._compiled: CompiledWalk | None = None
         self.kept: HiddenStates | None = None
-        """Gets what the head reads, if it is set."""
+        """Receives the input of the head, if it is set."""
         self._norm = known_norm(getattr(inner, layout.final_norm))
         head = model.get_output_embeddings()
         is_tied = head.weight.data_ptr() == weight.data_ptr()
@@ -199,7 +199,7 @@ def _is_plain_embedding(module: nn.Module) -> bool:
 def fuse(model: Any) -> FusedDecoder | None:
     """The fused form of a model whose attention layers are attached, or None if it has none of the layouts.
 
-    It takes the weights over: the modules are left without them, so that no weight is held twice.
+    The modules lose their weights, so that no weight is stored twice.
     """
     layouts = [layout for layout in LAYOUTS if _fits(model, layout)]
     for layout in layouts:
@@ -262,7 +262,7 @@ def _is_layer(layer: Any, layout: Layout) -> bool:
 
 @torch.no_grad()
 def _first_layer_agrees(model: Any, layout: Layout) -> bool:
-    """Whether embedding and first layer give the same in the walk and in the modules, without attention."""
+    """Whether the walk and the modules agree on the results of the embedding and the first layer, without attention."""
     inner = attrgetter(layout.inner)(model)
     weight = getattr(inner, layout.embedding).weight
     positions = torch.arange(3, device=weight.device)

@@ -1,4 +1,4 @@
-"""Takes the linears of a model over into fused ones: stacked, reordered, packed.
+"""Replaces the linears of a model by fused ones: stacked, reordered, packed.
 
 Quantized linears of the compiled kernel are stacked too. Others keep their weights: their results are stacked and
 reordered instead.
@@ -43,7 +43,7 @@ def is_head(module: Any) -> bool:
 
 
 def can_stack(linears: Sequence[Any]) -> bool:
-    """Whether `stacked` takes them: alike in quantization and bias."""
+    """Whether `stacked` supports them: all have the same quantization, and all or none have a bias."""
     kinds = {(isinstance(linear, QuantizedLinear), linear.bias is None) for linear in linears}
     return all(is_linear(linear) for linear in linears) and len(kinds) == 1
 
@@ -102,7 +102,7 @@ def take_weights(module: Any, keep: bool = False) -> Linear:
     packed = PackedLinear(weight_of(module), module.bias)
     if not keep:
         _empty(module)
-    # The method and not the module: a module's call costs as much as a small product.
+    # The method instead of the module, because a module's call costs as much as a small product.
     return packed.rows
 
 

@@ -108,7 +108,7 @@ class Walk:
             normed = self._operators.add_norm(hidden, delta, layer.input_norm)
             attended = self._attend(layer, normed, table, positions)
             if kept is not None and layer is self._layers[-1]:
-                # Nothing reads the last layer's output of the other tokens.
+                # The last layer's output of the other tokens is not used.
                 hidden, normed, attended = (part.index_select(0, kept) for part in (hidden, normed, attended))
             delta = self._scaled(layer.output(attended), layer.attended_norm, layer.multiplier)
             if layer.is_parallel:

@@ -49,7 +49,7 @@ class SummedNorm(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         wide = hidden.float()
-        # K/V heads that several ranks hold are counted by each, as is their size.
+        # K/V heads on several ranks are counted once per rank, both in the squares and in the size.
         mean = wide.square().mean(-1, keepdim=True)
         dist.all_reduce(mean)
         normed = wide * torch.rsqrt(mean / self._world_size + self._epsilon)
