@@ -7,7 +7,7 @@ One of our servers at a time gets the load of `tgi-bench run --profile bloom-k6`
 blocking calls, a pause of 1 s. `static` starts the next batch when every request of the current one has ended;
 `continuous` lets requests join and leave between steps. Both have the same largest batch, and whole prefills. A round
 takes ten minutes; its order alternates. The published table is of BLOOM (176B) on 8 A100s. Here a small model of its
-family with random weights runs on a CPU: only the ratio of the two policies compares.
+family with random weights runs on a CPU: only the ratio of the two policies can be compared.
 """
 
 import argparse

@@ -2,12 +2,12 @@
 
     python -m benchmarks.engine.kv_cache [--quick] [--models tiny-llama llama-125m] [--contexts 512 4096] [--json FILE]
 
-Models with each cache stand side by side in one process with one compute thread; rounds are interleaved, in an order
-that turns from round to round. One measurement: some decode steps of a batch whose K/V are noise; tokens/s of the
-steps. The ratio to bfloat16 is taken within each round; the table has medians with ranges. The KL divergence is that of
-the predictions of a fixed text from those with a bfloat16 cache, in windows that are computed as prompts, each token
-from the rounded K/V of all tokens before it. Only `tiny-llama` has trained weights: the divergence of another preset is
-that of random ones. Scales are 1: no preset has any.
+Models with each cache run in one process with one compute thread; rounds are interleaved, and their order rotates. One
+measurement: some decode steps of a batch whose K/V are noise; tokens/s of the steps. The ratio to bfloat16 is computed
+within each round; the table has medians with ranges. The KL divergence compares the predictions of a fixed text with
+those of a bfloat16 cache. The text is computed in windows, as prompts: each token is predicted from the rounded K/V of
+all tokens before it. Only `tiny-llama` has trained weights; other presets have random ones. Scales are 1, because no
+preset has scales.
 """
 
 import argparse

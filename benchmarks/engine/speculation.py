@@ -5,18 +5,19 @@
 
 All engines are in this process, with one compute thread, and only one works at a time. A round measures every engine on
 one text at one batch size; each round starts with another engine, and the first one does not count. After ten rounds of
-all, the text and batch size with the widest interval has the next round, until all are narrow or the minutes are over.
+each text and batch size, the next round is for the one with the widest interval, until all intervals are narrow or the
+time is over.
 One measurement: C prompts of 64 tokens are prefilled together, then decoded, end-of-sequence ignored, until the first
 of them has 96 new tokens; tokens/s of these decodes, so that all C requests run all the time. Tokens per second of
-processor time of this process are measured too: other programs on the machine change them less. Every engine must give
-the ids of the one without drafts. A speculator is compared with its base model without heads, and N is at most the
-number of heads.
+processor time of this process are measured too: other programs on the machine change them less. Every engine must
+return the same ids as the engine without drafts. A speculator is compared with its base model without heads, and N is
+at most the number of heads.
 
     copy   a passage, and the start of the same passage again; greedy
     code   calls and records of one form; greedy
     free   other text, sampled at temperature 1
 
-`adaptive` is the default of `--speculate N`; `fixed` drafts N tokens whenever there is a guess. The table has the
+`adaptive` is the default of `--speculate N`; `fixed` drafts N tokens whenever a draft is found. The table has the
 medians of the ratios to N = 0 in the same round with their 95 % intervals (order statistics), by time and by processor
 time, the share of drafted tokens that was accepted, and tokens for each sequence and step.
 """
@@ -52,7 +53,7 @@ TRAINED = ("preset:tiny-llama", "preset:tiny-llama-medusa")
 PROMPT_TOKENS = 64
 NEW_TOKENS = 96
 FEWEST_ROUNDS = 10
-"""Of each text and batch size."""
+"""Least number of rounds of each text and batch size."""
 GREEDY = ChooserParameters()
 CODE = """
 def area(shape):

@@ -1,4 +1,4 @@
-"""Questions to a Prometheus over its HTTP API."""
+"""Queries a Prometheus over its HTTP API."""
 
 import json
 import urllib.parse

@@ -1,12 +1,13 @@
-"""Trains the Medusa heads of `preset:tiny-llama-medusa` on the text of `preset:tiny-llama`, which stays as it is.
+"""Trains the Medusa heads of `preset:tiny-llama-medusa` on the text of `preset:tiny-llama`, whose weights do not
+change.
 
     python benchmarks/presets/train_medusa.py --steps 1500 --minutes 8
     python benchmarks/presets/train_medusa.py --steps 1500 --minutes 8 --resume --seed 1
 
-Head i reads the hidden state that the output head reads at position t and learns the distribution of the base model at
-position t + 1 + i, so a draft follows the base model's choice and not the text. It stops at the first of its
-two limits; Ctrl-C stops it and saves. `--resume` goes on from the saved heads; use another seed. The last lines are the
-accepted shares on held-out text, by place.
+Head i has the same input as the output head at position t, and learns the distribution of the base model at position t
++ 1 + i, so a draft follows the base model's choice and not the text. Training stops at the first of its two limits;
+Ctrl-C stops it and saves. `--resume` continues from the saved heads; use another seed. The last lines are the accepted
+shares on held-out text, by place.
 """
 
 import argparse
@@ -110,7 +111,7 @@ def accepted_shares(base: LlamaForCausalLM, heads: nn.ModuleList, text: Tensor, 
     accepted = torch.ones(len(windows), places, dtype=torch.bool)
     shares = []
     for place, head in enumerate(heads, 1):
-        # Only where the text goes on as the base model would: elsewhere its next state is another one.
+        # Only where the text continues with the choice of the base model: elsewhere its next state differs.
         follows = windows[:, place : place + places] == chosen[:, place - 1 : place - 1 + places]
         accepted &= head(hidden[:, :places]).argmax(-1) == chosen[:, place : place + places]
         shares.append(float((accepted & follows).sum() / follows.sum()))

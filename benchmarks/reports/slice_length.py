@@ -1,12 +1,13 @@
-"""How long a slice of `tgi-bench compare --interleave` should be on this machine, from one long run.
+"""Finds the best length of a slice of `tgi-bench compare --interleave` on this machine, from one long run.
 
     tgi-bench run --config docs/ci/gate.toml --duration 100s --out runs/long
     python -m benchmarks.reports.slice_length runs/long --overhead 2.2
 
-A slice costs its warm-up, the start of its load process and its results beside its own length. Short slices follow each
-other sooner, so less of the machine's drift is between them; long ones waste less time. The table has, for each length,
-the standard deviation of the difference of output tokens per second between two slices that follow each other after the
-overhead, and the standard error of the mean difference of all slice pairs that fit in `--minutes` without launches.
+In addition to its own length, a slice takes the time of its warm-up, of the start of its load process and of its
+results. Short slices follow each other sooner, so less of the machine's drift is between them; long ones waste less
+time. The table has, for each length, the standard deviation of the difference of output tokens per second between two
+slices that follow each other after the overhead, and the standard error of the mean difference of all slice pairs that
+fit in `--minutes` without launches.
 """
 
 import argparse
@@ -42,7 +43,7 @@ def main() -> None:
 
 
 def token_times(run: Path) -> npt.NDArray[np.float64]:
-    """When the tokens of successful requests were received, in seconds, sorted."""
+    """The times at which the tokens of successful requests were received, in seconds, sorted."""
     streams = [
         (record.t_first_ns + np.concatenate(([0], np.cumsum(record.gap_ns)))) / 1e9
         for record in load_run(run).records

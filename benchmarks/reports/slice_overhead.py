@@ -1,8 +1,9 @@
-"""Time of a slice of `tgi-bench compare --interleave` beside its own length, with new and with forked load processes.
+"""Time of a slice of `tgi-bench compare --interleave` in excess of its length, with new and with forked load processes.
 
     python -m benchmarks.reports.slice_overhead [--slices 8] [--duration 2s] [--warmup 0.25s] [--json FILE]
 
-One bundled server gets the load of docs/ci/gate.toml in slices, whose load processes are new and forked by turns. The
+One bundled server gets the load of docs/ci/gate.toml in slices, whose load processes are alternately new and forked.
+The
 table has the wall time of a slice without its duration: its warm-up, start, drain and files; and the time to read its
 metrics, which follows the last slice of a pair.
 """

@@ -2,10 +2,9 @@
 
     python -m benchmarks.reports.slowed_step --factor 1.05 --model-id preset:tiny-llama
 
-The thread that computes waits after each step, launched ahead or not, until the step has taken `factor` times its
-time. It waits awake, and lets the other threads of its process run.
-All other flags are those of `text-generation-launcher`. In a comparison, start both servers with this module, one of
-them with factor 1, so that both have its cost.
+After each step, launched ahead or not, the compute thread waits until the step has taken `factor` times its time. It
+waits without sleep, and other threads of its process can run. All other flags are those of `text-generation-launcher`.
+In a comparison, start both servers with this module, one of them with factor 1, so that both have its cost.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from reference_server.model_server.calls.rank_calls import RankCalls
 
 @contextmanager
 def stretched(factor: float, clock: Callable[[], float] = time.perf_counter) -> Iterator[None]:
-    """Stay awake at the end of the block until it has taken `factor` times its time."""
+    """Wait without sleep at the end of the block until it has taken `factor` times its time."""
     started = clock()
     yield
     until = started + factor * (clock() - started)

@@ -1,4 +1,4 @@
-"""How long the threads of processes ran, and how long they waited for a core, as Linux counts it."""
+"""The times that the threads of processes ran and waited for a core, from Linux's counters."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ class CoreTimes(NamedTuple):
 def core_times_within(
     samples: Sequence[CoreTimes], start_ns: int, end_ns: int
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """How long each process ran and waited for a core, from the samples around a span of time."""
+    """The times that each process ran and waited for a core, from the samples around a span of time."""
     first = max(0, bisect_right(samples, start_ns, key=lambda sample: sample.at_ns) - 1)
     last = min(len(samples) - 1, bisect_left(samples, end_ns, key=lambda sample: sample.at_ns))
     if last <= first:

@@ -1,4 +1,4 @@
-"""The cause of a stall: how its time divides into model steps, the router and the client, and who waited for a core.
+"""Finds the cause of a stall: divides its time into model steps, router and client, with the waits of each for a core.
 
 The evidence has one clock (monotonic, ns): the router's step trace, the probes of `/health`, which need the router's
 event loop alone, the times that the kernel recorded for each thread, and the other requests in flight.

@@ -361,7 +361,7 @@ def main() -> None:
         print(json.dumps(figures))
         return
     set_up_logging("info", LogFormat.TEXT, io.StringIO())
-    # As the router does before it serves: a full collection over all imported objects would be a part of a few tokens.
+    # As in the router before it serves: otherwise a few tokens include a full collection over all imported objects.
     gc.collect()
     gc.freeze()
     pin(0)

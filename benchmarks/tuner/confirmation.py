@@ -8,7 +8,7 @@ loadgen/selftest/queue_models.py (the mean end-to-end latency, or requests per s
 better at 2 % noise. `before` is the test of earlier versions: a paired t test of the finalist with the largest median,
 without correction.
 
-In the result file, rows of cells that were not run stay as they are.
+In the result file, rows of cells that were not run do not change.
 """
 
 import argparse

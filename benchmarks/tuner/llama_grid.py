@@ -7,12 +7,12 @@ The first command launches the server once for each point and pass, in random or
 of requests in turn with a reference server: benchmarks/tuner/point_bursts.py. It needs a quiet machine. It stops after
 `--minutes`, and the next command with the same `--work` continues, so the grid can be measured in parts.
 `--points 12 --passes 3` measures only some points and shows the deviation of repeats. By
-benchmarks/tuner/modelled_grid.py a grid decides on searches if that is 3 % or less; it falls with the square root of
-`--seconds`. The model is made by `python -m benchmarks.peers.gguf_file`.
+benchmarks/tuner/modelled_grid.py, a grid can distinguish searches if the deviation is 3 % or less; it falls with the
+square root of `--seconds`. The model is made by `python -m benchmarks.peers.gguf_file`.
 
 The rate of a point is its output tokens per second of the server's processor time, or of elapsed time with
-`--clock wall`; benchmarks/tuner/grid_values.py makes values of rates. With two or more cores, the servers run on the
-first, and the client runs on the others. `--replay` judges searches on the stored grid by the rule in
+`--clock wall`; benchmarks/tuner/grid_values.py computes values from rates. With two or more cores, the servers run on
+the first, and the client runs on the others. `--replay` judges searches on the stored grid by the rule in
 benchmarks/tuner/grid_search.py.
 """
 

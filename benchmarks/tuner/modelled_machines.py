@@ -71,7 +71,7 @@ class Machine:
     limits: Mapping[str, float] = field(default_factory=dict)
 
     def pool_tokens(self, settings: Mapping[str, Any], lost: float = 0.0) -> int:
-        """The K/V tokens that fit. The simulator knows them, except for the fraction `lost` of a launch."""
+        """The K/V tokens that fit. The simulator computes them, except for the fraction `lost` of a launch."""
         scheme = SCHEMES[settings["quantize"]]
         room = settings["cuda_memory_fraction"] * self.device_gib * GIB * (1 - lost)
         peak = 0.2 * GIB + 220_000 * settings["max_batch_prefill_tokens"]
@@ -252,7 +252,7 @@ def predicted(machine: Machine, models: Mapping[str, CostModel], settings: Mappi
 
 
 class HiddenLaw:
-    """A smooth random function of the parameters that scales metrics; the cost model does not know it.
+    """A smooth random function of the parameters that scales metrics; the cost model does not include it.
 
     Each seed has another function.
     """

@@ -3,8 +3,8 @@
     python -m benchmarks.tuner.two_replicas
 
 For each policy two replicas of preset:tiny-llama start with an empty cache, behind nginx with the configuration of
-`tgi-tune export --as nginx`. The prompts have 64 prefixes, more than one replica can cache. The costs are fitted to
-the steps of an own run (round robin, other prompts). Then the simulation of `plan` serves the measured run's requests
+`tgi-tune export --as nginx`. The prompts have 64 prefixes, more than one replica can cache. The costs are fitted to the
+steps of a separate run (round robin, other prompts). Then the simulation of `plan` serves the measured run's requests
 at their times. A hash divides the prefixes by chance: `prefix_hash` is simulated with 16 hashes. Takes 7 minutes.
 """
 
@@ -110,7 +110,7 @@ def compared(rate: float, duration_s: float, folder: Path) -> dict[str, Any]:
     seen = measured("round_robin", fitted, folder / "costs")
     traces = [folder / "costs" / f"steps-{number}.jsonl" for number in range(2)]
     costs = fit_costs([read_steps(path) for path in traces], [client_cost_of(folder / "costs" / "run")] * 2)
-    # The fit on its own run: a larger error of the others is a machine that changed in between.
+    # The error of the fit on its own run. A larger error on the others means that the machine changed in between.
     own = {"measured": seen, "predicted": predicted("round_robin", fitted, costs)}
     print(lines_of("fitted run", **own), flush=True)
     rows = {}

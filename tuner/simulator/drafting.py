@@ -28,7 +28,7 @@ ONLY_LEVEL = 0
 class SpeculatingLaw:
     """A `StepLaw` of a server with drafts of at most `speculate` tokens.
 
-    is_adaptive: drafts are only as long as is expected to pay; otherwise every draft has `speculate` tokens.
+    is_adaptive: drafts have only tokens that are expected to save time; otherwise every draft has `speculate` tokens.
     """
 
     plain: LinearLaw
@@ -58,7 +58,7 @@ class SpeculatingLaw:
 
     @property
     def step_cost(self) -> StepCost:
-        """The cost by which the server chooses draft lengths: it measures in its warm-up what the law was fitted to."""
+        """The cost by which the server chooses draft lengths; here from the law instead of the server's warm-up."""
         rows_ns = tuple(self.plain.step_ns(StepWork(rows=rows)) for rows in range(1, MOST_VERIFIED_ROWS + 1))
         drafts_ns, drafted_ns = self.plain.draft_ns
         row_ns = (rows_ns[-1] - rows_ns[0]) / (len(rows_ns) - 1)
@@ -116,7 +116,7 @@ class DraftingRow:
 
 @dataclass(frozen=True, slots=True)
 class _DrawnSource:
-    """Proposals with the measured coverage; every token is `RIGHT`, and `Drafting.accepted` draws which ones are."""
+    """Proposals with the measured coverage. Every token is `RIGHT`; `Drafting.accepted` draws the accepted number."""
 
     acceptance: DraftAcceptance
 
@@ -156,7 +156,7 @@ class Drafting:
         return self._drafter.pays(num_rows)
 
     def propose(self, rows: Sequence[DraftingRow]) -> list[int]:
-        """The drafted tokens of each row, as the server's stepper asks for them."""
+        """The drafted tokens of each row, as requested by the server's stepper."""
         sequences = [row.as_sequence for row in rows]
         if self._drafter.skips_next(sequences):
             return [0] * len(rows)
@@ -167,7 +167,7 @@ class Drafting:
         return lengths
 
     def accepted(self, row: DraftingRow, length: int) -> int:
-        """The accepted tokens of a draft, of which the server's rule learns."""
+        """The number of accepted tokens of a draft; it is passed to the server's rule."""
         acceptance, count = self.law.acceptance, 0
         chance = acceptance.next if row.is_in_stretch else acceptance.first
         while count < length and uniform(row.key, row.num_ids + count) < chance:

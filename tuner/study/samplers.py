@@ -24,7 +24,7 @@ NSGA_POPULATION = 10
 
 @contextlib.contextmanager
 def without_experimental_warnings() -> Iterator[None]:
-    """Suppress Optuna's ExperimentalWarning. Changed interfaces are no risk, because Optuna's release is pinned."""
+    """Suppress Optuna's ExperimentalWarning. Interfaces cannot change, because Optuna's release is pinned."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         yield

@@ -30,7 +30,7 @@ from tuner.trial.outcome import TrialResult, read_result
 
 # The name of the note that the proposer declined.
 DECLINED = "declined"
-# Largest ln(measured / limit) of a miss that noise can explain.
+# Largest ln(measured / limit) of a missed limit that noise can explain.
 NEARLY = 0.05
 # Launches that are not trials of the search: origin to the folder of their results.
 EXTRA_LAUNCHES = {"noise": NOISE, "drift_check": DRIFT_CHECKS}
@@ -162,8 +162,8 @@ class StudySearch:
     def finalists(self, results: Sequence[TrialResult]) -> list[TrialResult]:
         """The results to confirm, best first.
 
-        The proposer ranks them if it has not declined; a ranked result can miss a limit by as much as noise explains.
-        Else they are ordered by measured value.
+        The proposer ranks them if it has not declined; a ranked result can miss a limit by an amount that noise
+        explains. Else they are ordered by measured value.
         """
         best = best_of(results, self.objective)
         if self.proposer is None or DECLINED in self.files.notes():

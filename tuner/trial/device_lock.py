@@ -27,8 +27,8 @@ def device_lock(
 ) -> Iterator[None]:
     """Lock the GPUs, or the CPU if `gpus` is empty. Waits while another process has the lock.
 
-    show: called with a line before a wait. folder: where the lock files are; None for the user's lock folder. Raises
-    DeviceBusyError with the holder after `wait_s`.
+    show: called with a line before a wait. folder: the folder of the lock files; None for the user's lock folder.
+    Raises DeviceBusyError with the holder after `wait_s`.
     """
     folder = lock_folder() if folder is None else owned_folder(folder)
     with contextlib.ExitStack() as held:

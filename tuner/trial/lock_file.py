@@ -24,7 +24,7 @@ def lock_folder() -> Path:
 
 
 def owned_folder(path: Path) -> Path:
-    """Make a folder with mode 0700. Raises DeviceBusyError if it is a link, or if others own it or can write to it."""
+    """Make a folder with mode 0700. Raises DeviceBusyError if it is a link, or if others own or can write to it."""
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     found = path.lstat()
@@ -49,7 +49,7 @@ class LockFile:
             raise DeviceBusyError(f"the lock file {path} is not a plain file of this user without links: remove it")
 
     def acquire(self, wait_s: float, now_s: Callable[[], float] = time.monotonic) -> bool:
-        """Try to take the lock for `wait_s`; false if another process keeps it."""
+        """Try to take the lock for `wait_s`; false if another process has it."""
         deadline_s = now_s() + wait_s
         while True:
             with contextlib.suppress(BlockingIOError):

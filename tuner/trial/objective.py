@@ -11,7 +11,7 @@ from reports.stats.estimators import Interval
 from tuner.config import ObjectiveSection
 from tuner.errors import SpaceError
 
-# Violations, ln(value / limit), are capped here: the size of a larger one does not help a sampler.
+# Violations, ln(value / limit), are capped at this value: the size of a larger one has no use for a sampler.
 VIOLATION_CAP = 1.0
 
 Measure = Callable[[str], float | None]

@@ -145,7 +145,7 @@ def read_result(directory: Path) -> TrialResult | None:
 
 
 def parse_result(text: str | bytes) -> TrialResult:
-    """Parse a stored result. Raises ValueError for a wrong field, and for a `number` or `run` that is no safe path."""
+    """Parse a stored result. Raises ValueError for a wrong field, or a `number` or `run` that is not a safe path."""
     result = _RESULT.validate_json(text)
     run = Path(result.run)
     if result.number < 0 or run.is_absolute() or ".." in run.parts:
@@ -166,7 +166,7 @@ _MEMORY_WORDS = (
 
 
 def cause_of(log_tail: str, *, exit_code: int | None) -> Cause:
-    """Why a server ended, from the tail of its log and its exit code.
+    """The cause of a server's end, from the tail of its log and its exit code.
 
     >>> cause_of("torch.OutOfMemoryError: CUDA out of memory", exit_code=1)
     'memory'

@@ -29,7 +29,7 @@ class GeneratedLoad:
 
 
 def installed_prompts(name: str, load: GeneratedLoad) -> Iterable[Prompt]:
-    """The prompts of an installed workload, which can be read more than once. Raises UsageError."""
+    """The prompts of an installed workload, readable more than once. Raises UsageError."""
     prompts = WORKLOAD_NAMES.call(name, load)
     if not isinstance(prompts, Iterable) or iter(prompts) is prompts:
         raise WORKLOAD_NAMES.broken(name, "it must return an object that can be iterated more than once")

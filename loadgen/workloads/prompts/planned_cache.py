@@ -34,7 +34,7 @@ NO_FACTS = CacheFacts()
 class KnownPrefixes:
     """The parts that were sent so far, as chains from the start of a prompt. Each adapter has a cache of its own.
 
-    An image has a number of tokens that only the server knows, so prompts with images have no plan.
+    Only the server counts the tokens of an image, so prompts with images have no plan.
     """
 
     facts: CacheFacts

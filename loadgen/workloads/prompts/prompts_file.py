@@ -128,7 +128,7 @@ class FilePrompts:
 
 
 def marker_text(key: str) -> str:
-    """Text before a prompt of a file, so that no earlier prompt begins like it."""
+    """Text before a prompt of a file, so that no earlier prompt has the same beginning."""
     return f"{hashlib.sha256(key.encode()).hexdigest()[:16]} "
 
 

@@ -1,7 +1,7 @@
 """The time of reading keys and values from an eight-bit cache, relative to a cache of the model's own type.
 
-Only the terms of a step in cached keys change: fewer bytes are read, and each is widened. The device decides which of
-the two prevails, so the factor is measured.
+Only the terms of a step in cached keys change: fewer bytes are read, and each is widened. The sum of both effects
+depends on the device, so the factor is measured.
 """
 
 from collections.abc import Iterable

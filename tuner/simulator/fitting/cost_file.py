@@ -77,7 +77,7 @@ class Costs:
     def problem(self) -> str | None:
         """A sentence on a held-out error that is too large; None if predictions are usable.
 
-        An error that is no larger than the differences between equal steps is one of the machine, not of the law.
+        An error up to the differences between equal steps is caused by the machine and not by the law.
         """
         for errors in self._errors:
             for name, median in errors.median.items():

@@ -2,7 +2,7 @@
 
 Good and bad stretches of a text follow one another: a token after an accepted one is accepted much more often than the
 first token of a draft. A long draft takes a good stretch in few steps, so that the share of accepted first tokens falls
-with the length of drafts. The two probabilities below do not.
+with the length of drafts. The two probabilities below do not depend on the length.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""How much the times of steps with equal work differ, which is the noise of the machine and no error of a step law."""
+"""The differences between the times of steps with equal work: the noise of the machine, not an error of a step law."""
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ def spread_of_equal_steps(work: Array, wall_ns: Array, predicted_ns: Array) -> f
     """Median relative error of a step predicted from other steps of about equal work; 0 if too few have such steps.
 
     work: [steps, columns], in the order of time. The prediction is the median of the nearest steps in work, relative to
-    the times of the law: a difference in work does not count, and an error that equal steps share does not either.
+    the times of the law: neither a difference in work nor a common error of equal steps counts.
     """
     if len(work) <= FEWEST:
         return 0.0

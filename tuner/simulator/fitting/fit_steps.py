@@ -67,7 +67,7 @@ def predicted_ns(model: CostModel, steps: TracedSteps) -> Array:
 
 
 def _concerns(steps: TracedSteps, column: str) -> bool:
-    """Whether the steps are of a server with what a column is about."""
+    """Whether the server of the steps has the feature of a column: drafts, or adapters."""
     if column in DRAFTS:
         return steps.drafts is not None
     return column not in ADAPTERS or steps.adapted is not None

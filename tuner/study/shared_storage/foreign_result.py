@@ -37,5 +37,5 @@ def _is_of_type(parameter: Parameter, value: Any) -> bool:
 
 
 def _plain(value: Any) -> str:
-    """A value as JSON, which has no difference between a tuple and a list."""
+    """A value as JSON: a tuple becomes a list."""
     return json.dumps(value, default=str, sort_keys=True)

@@ -69,14 +69,14 @@ def _journal(path: Path) -> BaseStorage:
 
 
 class CheckedJournalFile(JournalFileBackend):  # type: ignore[misc]  # Optuna has no types here
-    """A journal file whose lines may become foreign while a study runs, for instance by another program's output."""
+    """A journal file that may get foreign lines while a study runs, for example from another program's output."""
 
     def __init__(self, path: str, lock_obj: JournalFileOpenLock) -> None:
         super().__init__(path, lock_obj=lock_obj)
         self._place = Path(path)
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
-        """As Optuna's. Raises StudyError for a line without an operation."""
+        """As in Optuna. Raises StudyError for a line without an operation."""
         try:
             for log in super().read_logs(log_number_from):
                 if not _has_operation(log):
@@ -110,9 +110,10 @@ def _has_operation(log: object) -> bool:
 
 
 def _cut_torn_line(path: Path, lock: JournalFileOpenLock) -> None:
-    """Move a half-written last line to `.torn`: the next line would be appended to it, and the journal be unreadable.
+    """Move a half-written last line to `.torn`: otherwise the next line is appended to it, and the journal is
+    unreadable.
 
-    The lock keeps out a process that is writing its line now.
+    The lock excludes a process that is writing a line.
     """
     if _torn_line(path):
         lock.acquire()

@@ -20,7 +20,8 @@ from tuner.trial.outcome import TrialResult
 
 MET, MISSED = 0.9, 0.1
 WIDEST = 4.0
-"""An interval of a gain whose ends differ by a larger factor is not stated: it excludes nothing of interest."""
+"""An interval of a gain is shown only if its ends differ by at most this factor: a wider one excludes nothing of
+interest."""
 
 
 @dataclass(frozen=True, slots=True)
