@@ -75,7 +75,11 @@ class Estimate:
         return ", ".join([f"{lo}{' to ' if self.is_change or '−' in lo + hi else '–'}{hi}", *needs])
 
     def _number(self, value: float) -> str:
-        return signed(format_number(value), self.is_change)
+        """The value; a change with an interval has as many decimals as its bounds."""
+        decimals = None if self.lo is None or self.hi is None else bound_decimals(self.lo, self.hi)
+        if decimals is None or not self.is_change or not self.is_supported:
+            return signed(format_number(value), self.is_change)
+        return signed(_rounded(value, decimals), is_change=True)
 
 
 def signed(text: str, is_change: bool) -> str:
@@ -91,13 +95,23 @@ def format_bounds(lo: float, hi: float) -> tuple[str, str]:
     >>> format_bounds(623.71, 686.02), format_bounds(-11.93, 6.31), format_bounds(17.13, 18.94), format_bounds(7, 7)
     (('624', '686'), ('−12', '6'), ('17.1', '18.9'), ('7', '7'))
     """
+    decimals = bound_decimals(lo, hi)
+    if decimals is None:
+        return format_number(lo), format_number(hi)
+    return _rounded(lo, decimals), _rounded(hi, decimals)
+
+
+def bound_decimals(lo: float, hi: float) -> int | None:
+    """The decimals of the ends of an interval; None for counts, and for an interval without a finite width."""
     width = abs(hi - lo)
     if width == 0 or not math.isfinite(width) or (isinstance(lo, int) and isinstance(hi, int)):
-        return format_number(lo), format_number(hi)
-    decimals = max(0, 1 - math.floor(math.log10(width)))
-    # A bound that rounds to zero has no sign.
-    lo, hi = (round(end, decimals) + 0.0 for end in (lo, hi))
-    return _true_minus(f"{lo:,.{decimals}f}"), _true_minus(f"{hi:,.{decimals}f}")
+        return None
+    return max(0, 1 - math.floor(math.log10(width)))
+
+
+def _rounded(value: float, decimals: int) -> str:
+    """The number with these decimals; a number that rounds to zero has no sign."""
+    return _true_minus(f"{round(value, decimals) + 0.0:,.{decimals}f}")
 
 
 def _true_minus(text: str) -> str:

@@ -129,7 +129,7 @@ def title(metric: MetricResult) -> str:
 
 
 def change_text(metric: MetricResult) -> str:
-    """The change of a metric with its interval: `+4.20 % (+1.1 to +7.3)`."""
+    """The change of a metric with its interval: `+4.2 % (+1.1 to +7.3)`."""
     change = _change(metric)
     if change.value != change.value:
         return "no pairs yet"
@@ -141,16 +141,16 @@ def _change(metric: MetricResult) -> Estimate:
 
 
 def metrics_table(comparison: Comparison) -> pd.DataFrame:
-    """A row per metric: medians of both sides, change with interval, decision, regression that is found in 80 %."""
+    """A row per metric: medians of both sides, change with interval, regression that is found in 80 %, decision."""
     return pd.DataFrame(
         {
             "metric": _row_title(metric),
             "A": _shown(metric, metric.a),
             "B": _shown(metric, metric.b),
             "change of B": _change(metric),
-            "unit": metric.change_unit,
-            "decision": str(metric.decision) if metric.is_gated else f"{UNGATED_WORDS[metric.decision]}, not gated",
             "found in 80 %": metric.smallest_effect,
+            "unit of both": metric.change_unit,
+            "decision": str(metric.decision) if metric.is_gated else f"{UNGATED_WORDS[metric.decision]}, not gated",
         }
         for metric in comparison.metrics
     )
@@ -193,7 +193,8 @@ def _metric_blocks(comparison: Comparison) -> tuple[Block, ...]:
     over, looks = ("runs", "") if comparison.is_stored else ("pairs", " that are valid over repeated looks")
     note = (
         f"Medians of each side; latencies in ms, fractions in %. Change of B against A: the mean over {over}, with "
-        f"bounds{looks}. Found in 80 %: what 80 % of comparisons with so many {over} and this noise find."
+        f"bounds{looks}. Found in 80 %: the regression that 80 % of comparisons find, with so many {over} and this "
+        "noise."
     )
     table = Table("", metrics_table(comparison), note)
     decided, frame = _forest(comparison), pairs_frame(comparison)

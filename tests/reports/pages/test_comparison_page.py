@@ -144,11 +144,19 @@ def test_pages_1_the_page_has_the_titles_of_metrics_and_two_digits_of_an_interva
     assert "in TPOT p50." in verdict_line(made).sentence
 
 
+def test_a_change_has_the_decimals_of_its_bounds_and_both_changes_have_their_unit_beside_them() -> None:
+    [row] = metrics_table(noisy(6, noise=0.06, change=0.078)).to_dict("records")
+
+    assert str(row["change of B"]) == "+8 (0 to +17)"
+    names = list(row)
+    assert names[names.index("change of B") :][:3] == ["change of B", "found in 80 %", "unit of both"]
+
+
 def test_pages_1_a_fraction_is_shown_in_percent_without_another_unit() -> None:
     pairs = [Pair(*(SideRun("x", {"error_rate": share}) for share in (0.0, 0.02)))] * 4
     [row] = metrics_table(judge(pairs, CompareOptions(gated=("error_rate",), shown=()))).to_dict("records")
 
-    assert (row["metric"], row["B"], row["unit"]) == ("Failed, % ↓", 2.0, "points")
+    assert (row["metric"], row["B"], row["unit of both"]) == ("Failed, % ↓", 2.0, "points")
 
 
 def test_forest_frame_has_the_bounds_of_each_gated_ratio() -> None:
