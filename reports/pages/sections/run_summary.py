@@ -34,7 +34,7 @@ def _tiles(analysis: Analysis) -> tuple[Tile, ...]:
         _latency(analysis, "ttft_s", "TTFT", ("p50", "p95", "p99")),
         _latency(analysis, "tpot_s", "TPOT", ("p50", "p95")),
         Tile("Failed", f"{failed:,}", f"of {total:,} ↓", (failures,) if failures else (), is_bad=failed > 0),
-        _objectives(objective_results(analysis)),
+        objectives_tile(objective_results(analysis)),
         *_cached(analysis.summary["cached"]),
     )
 
@@ -51,19 +51,22 @@ def _latency(analysis: Analysis, name: str, title: str, percentiles: Sequence[st
     return Tile(title, values, "ms ↓", (" · ".join(percentiles),))
 
 
-def _objectives(results: Sequence[ObjectiveResult]) -> Tile:
-    """The number of objectives met, with the target, the value and the decision of each."""
+def objectives_tile(results: Sequence[ObjectiveResult]) -> Tile:
+    """The number of objectives missed or undecided, with the target, the value and the decision of each."""
     if not results:
         return Tile("Objectives", "none", "", ("set with --slo",))
     details = tuple(f"{each.text}: {each.value} {each.decision}".strip() for each in results)
     judged = [each for each in results if each.is_met is not None]
-    missed = sum(each.is_met is False for each in judged)
     if not judged:
         return Tile("Objectives", details[0].partition(": ")[2], "", details)
+    missed = sum(each.is_met is False and each.is_supported for each in judged)
+    undecided = sum(not each.is_supported for each in judged)
+    counts = ((missed, "missed"), (undecided, "undecided"))
     if len(judged) == 1:
-        return Tile("Objective", judged[0].decision.partition(",")[0], "", details, is_bad=missed > 0)
-    word = f"{missed} missed" if missed else "all met"
-    return Tile("Objectives", word, f"of {len(judged)}" if missed else "", details, is_bad=missed > 0)
+        word = next((name for count, name in counts if count), "met")
+        return Tile("Objective", word, "", details, is_bad=missed > 0)
+    words = ", ".join(f"{count} {name}" for count, name in counts if count)
+    return Tile("Objectives", words or "all met", f"of {len(judged)}" if words else "", details, is_bad=missed > 0)
 
 
 def _cached(cached: Mapping[str, Any]) -> tuple[Tile, ...]:
