@@ -60,17 +60,18 @@ def noise_verdict(runs: Sequence[SideRun], found: Sequence[MetricNoise], options
     clear = CLEAR_EFFECT * bound
     enough = next((count for count in PAIRS if all(100 * each.effects[count] <= clear for each in gated)), None)
     if enough is not None:
-        sentence = f"With {enough} pairs, 80 % of comparisons find a regression of {clear:g} % in any gated metric."
-        return VerdictLine("valid", "Quiet enough", sentence)
+        size = _two_digits(max(each.effects[enough] for each in gated))
+        sentence = f"With {enough} pairs, 80 % of comparisons find a regression of {size} % in any gated metric."
+        return VerdictLine("valid", "Quiet enough", f"{sentence} A regression of up to {clear:g} % is small enough.")
     worst = max(gated, key=lambda each: each.effects[most])
-    smallest = ", ".join(f"{metric_heading(each.name)} {format_number(100 * each.effects[most])} %" for each in gated)
+    smallest = ", ".join(f"{metric_heading(each.name)} {_two_digits(each.effects[most])} %" for each in gated)
     return VerdictLine(
         "degraded",
         "Too noisy",
         f"With {most} pairs, 80 % of comparisons find a regression of this size: {smallest}. The smallest effect of "
         f"interest is {bound:g} %, so many comparisons are inconclusive.",
         (
-            f"Longer runs, --interleave, or --min-effect {100 * worst.effects[most]:.2g}% make comparisons decide.",
+            f"Longer runs, --interleave, or --min-effect {_two_digits(worst.effects[most])}% make comparisons decide.",
             "Other work on the machine raises the noise.",
         ),
     )
@@ -126,7 +127,12 @@ def _table(found: Sequence[MetricNoise]) -> pd.DataFrame:
 def _percent(value: float | None, name: str) -> str | None:
     if value is None:
         return None
-    return f"{float(f'{100 * value:.2g}'):,g} {'points' if name in FRACTIONS else '%'}"
+    return f"{_two_digits(value)} {'points' if name in FRACTIONS else '%'}"
+
+
+def _two_digits(fraction: float) -> str:
+    """A fraction in percent with two significant digits."""
+    return f"{float(f'{100 * fraction:.2g}'):,g}"
 
 
 def _deviations(runs: Sequence[SideRun], names: Sequence[str]) -> pd.DataFrame:
