@@ -256,4 +256,7 @@ def setting_text(knob: Knob, trial: StudyTrial) -> str:
 
 
 def _value_text(value: Any) -> str:
-    return f"{value:,.6g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value).lower()
+    """The value as its flag accepts it, without separators of thousands."""
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() else f"{value:.6g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)

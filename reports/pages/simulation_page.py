@@ -20,10 +20,16 @@ BEST_ROWS = 10
 MOST_NAMED = 4
 LEVEL, WORD = "inconclusive", "Predicted, not measured"
 """The verdict of every report without measurements."""
+UNKNOWN_ERROR = "The error of the cost model is unknown: `tgi-tune simulate validate` measures it."
 
 
-def build_predictions_report(study: StudyData, excess: Sequence[float], note: str, seconds: float) -> Report:
-    """The report of simulated configurations, each as a trial. excess: of each, its largest ratio to a limit."""
+def build_predictions_report(
+    study: StudyData, excess: Sequence[float], note: str, seconds: float, error: str = ""
+) -> Report:
+    """The report of simulated configurations, each as a trial.
+
+    excess: of each, its largest ratio to a limit. error: a sentence on the error of the cost model, if it is known.
+    """
     sections = (
         ("Best configurations", (_best(study),)),
         ("Throughput and latency", pareto(study)),
@@ -32,7 +38,8 @@ def build_predictions_report(study: StudyData, excess: Sequence[float], note: st
     )
     count, met = len(study.trials), len(study.feasible)
     sentence = f"{_answer(study)}Simulated {count:,} configurations in {seconds:.3g} s; {met:,} are within every limit."
-    verdict = VerdictLine(LEVEL, WORD, sentence, (note,) if note else ())
+    reasons = (f"A prediction has no interval. {error or UNKNOWN_ERROR}", note)
+    verdict = VerdictLine(LEVEL, WORD, sentence, tuple(filter(None, reasons)))
     shown = tuple(Section(title, blocks) for title, blocks in sections if blocks)
     subtitle = f"{metric_title(study.objective)} {study.direction.mark} by the simulator"
     return Report(study.name, subtitle, (verdict,), shown)
@@ -46,12 +53,21 @@ def _ranked(study: StudyData) -> list[StudyTrial]:
 
 
 def _answer(study: StudyData) -> str:
-    """`Best: Output tokens/s 1,584 with max_batch_size 64. `; empty if no configuration is within every limit."""
+    """`Best: 1,584 output tokens/s with max_batch_size 64. `; empty if no configuration is within every limit."""
     if not study.feasible:
         return ""
     best = _ranked(study)[0]
     settings = ", ".join(f"{knob.name} {setting_text(knob, best)}" for knob in study.moving_knobs[:MOST_NAMED])
-    return f"Best: {metric_title(study.objective)} {format_number(best.value or 0.0)} with {settings}. "
+    return f"Best: {_quantity(study.objective, best.value or 0.0)} with {settings}. "
+
+
+def _quantity(name: str, value: float) -> str:
+    """A value of a metric inside a sentence: `1,584 output tokens/s`, `TTFT p95 41.2 ms`."""
+    heading, _, unit = percent_title(name).partition(", ")
+    shown = format_number(float(in_percent(name, value) or 0.0))
+    if heading.endswith("/s"):
+        return f"{shown} {heading[:1].lower()}{heading[1:]}"
+    return f"{heading} {shown} {unit}".rstrip()
 
 
 def _best(study: StudyData) -> Table:

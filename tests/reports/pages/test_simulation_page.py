@@ -85,13 +85,22 @@ def test_a_sweep_counts_feasible_configurations_and_lists_equal_ones_once() -> N
     report = build_predictions_report(twice, excess, "made by hand", 1.5)
 
     [verdict] = report.verdicts
-    assert verdict.sentence.startswith("Best: Output tokens/s 1,583 with max_batch_prefill_tokens 4,096, ")
+    assert verdict.sentence.startswith("Best: 1,583 output tokens/s with max_batch_prefill_tokens 4096, ")
     assert f"Simulated 80 configurations in 1.5 s; {len(twice.feasible)} are within" in verdict.sentence
-    assert verdict.reasons == ("made by hand",)
+    unknown = "The error of the cost model is unknown: `tgi-tune simulate validate` measures it."
+    assert verdict.reasons == (f"A prediction has no interval. {unknown}", "made by hand")
     best = _table(report)
     assert len(best) == 10
     assert best["number"].is_unique
     assert "two_settings" in {plot.name for plot in report.plots}
+
+
+def test_a_prediction_has_the_error_of_the_cost_model_in_place_of_an_interval() -> None:
+    study, error = predictions(), "The median error of the cost model on held-out steps: decode 2.0 %."
+
+    [verdict] = build_predictions_report(study, [0.5] * len(study.trials), "", 1.5, error).verdicts
+
+    assert verdict.reasons == (f"A prediction has no interval. {error}",)
 
 
 def test_a_plan_shows_rates_costs_and_the_rate_profile() -> None:

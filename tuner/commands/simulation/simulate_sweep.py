@@ -91,7 +91,7 @@ def sweep(args: argparse.Namespace) -> int:
     )
     rows, note = predicted.rows, note_of(costs, is_forced=args.force)
     if args.out is not None:
-        write_predictions(args.out, predicted, note)
+        write_predictions(args.out, predicted, note, costs.error or "")
     if args.json:
         print(json.dumps({"configurations": len(drawn), "note": note, "rows": rows[: args.top]}, indent=2))
     else:
@@ -134,8 +134,8 @@ def space_of(
     return SearchSpace(searched, whole.forbidden), {**config.server.fixed, **fixed}, limits
 
 
-def write_predictions(directory: Path, predicted: PredictedSpace, note: str) -> None:
-    """Write predictions.parquet and a report."""
+def write_predictions(directory: Path, predicted: PredictedSpace, note: str, error: str) -> None:
+    """Write predictions.parquet and a report. error: a sentence on the error of the cost model, or empty."""
     import pandas as pd
 
     from reports.document import VerdictLine
@@ -169,4 +169,4 @@ def write_predictions(directory: Path, predicted: PredictedSpace, note: str) -> 
         trials,
         limits=tuple(f"{each.metric} <= {each.max:g}" for each in predicted.limits),
     )
-    write_report(build_predictions_report(study, excess, note, predicted.seconds), directory)
+    write_report(build_predictions_report(study, excess, note, predicted.seconds, error), directory)

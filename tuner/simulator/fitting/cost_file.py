@@ -104,6 +104,17 @@ class Costs:
         )
 
     @property
+    def error(self) -> str | None:
+        """A sentence on the median held-out errors, the largest of all models; None if they are unknown."""
+        names = list(dict.fromkeys(name for errors in self._errors for name in errors.median))
+        if not names:
+            return None
+        largest = {name: max(errors.median.get(name, 0.0) for errors in self._errors) for name in names}
+        unit = "loads" if self.is_from_clients else "steps"
+        shown = ", ".join(f"{name} {error:.1%}" for name, error in largest.items())
+        return f"The median error of the cost model on held-out {unit}: {shown}.".replace("%", " %")
+
+    @property
     def _errors(self) -> list[StepErrors]:
         return [model.errors for model in self.models.values() if model.errors is not None]
 

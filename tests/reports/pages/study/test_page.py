@@ -23,7 +23,7 @@ from reports.plots.figure import HALF
 from reports.plots.study.settings_plots import contour
 from reports.renderers import html, markdown
 from reports.stats.estimators import Interval
-from reports.study import Knob, StudyData, StudyTrial, TrialOutcome, at_range_end, paired_change
+from reports.study import Knob, StudyData, StudyTrial, TrialOutcome, at_range_end, paired_change, setting_text
 from reports.text import log_sentence
 from tests.support.samples.sample_study import sample_study
 from tests.support.undrawn_figures import empty_figures
@@ -297,6 +297,13 @@ def test_the_settings_show_the_values_of_defaults_and_a_command_to_copy(study: S
     [script] = re.findall(r"<script>(.*?)</script>", page, flags=re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in page
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(4096, "4096"), (131072.0, "131072"), (6.437219, "6.43722"), (True, "true"), ("FP8", "FP8")]
+)
+def test_a_setting_is_shown_as_its_flag_accepts_it(value: object, text: str) -> None:
+    assert setting_text(Knob("k"), StudyTrial(0, {"k": value}, TrialOutcome.FEASIBLE)) == text
 
 
 def test_below_ten_trials_no_figure_shows_the_shape_of_the_space() -> None:

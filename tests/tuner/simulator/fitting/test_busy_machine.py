@@ -104,3 +104,8 @@ def test_the_error_of_a_law_is_the_one_that_equal_steps_do_not_explain(
 
     assert (costs.problem is None) == usable
     assert (costs.noise is not None) == (spread > 0.08)
+    assert costs.error == f"The median error of the cost model on held-out steps: prefill {100 * median:.1f} %."
+
+
+def test_a_law_without_held_out_steps_has_no_known_error() -> None:
+    assert Costs({"none": CostModel({"tokens": 1.0})}).error is None
