@@ -22,7 +22,10 @@ def summary_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:
     return (first, _timeline(analyses), Table("", latency_tables.summary_table(analyses), _note(analyses)), *as_k6)
 
 
-TOTALS_NOTE = "In brackets: the change against the first run. Runs also differ by chance: see `tgi-bench compare`."
+TOTALS_NOTE = (
+    "In brackets: the 95 % interval of the run; ~ and ≥ mark values without one. In %: the change against the first "
+    "run. Runs also differ by chance: see `tgi-bench compare`."
+)
 
 
 def _tiles(analysis: Analysis) -> tuple[Tile, ...]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from reports.document import Estimate, format_duration, format_number
+from reports.document import Estimate, format_duration
 from reports.metrics.named_metrics import METRICS
 from reports.metrics.requests.per_request import Direction, primary_latency
 from reports.metrics.run_metrics import PER_RUN
@@ -36,7 +36,7 @@ def k6_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
 
 
 def totals_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
-    """A column per run: rates and latencies with the change against the first run, failures, load, window, drain."""
+    """A column per run: rates and latencies with intervals and changes against the first run, failures, load."""
     columns = [_totals(analysis, None if analysis is analyses[0] else analyses[0]) for analysis in analyses]
     labels = [analysis.label for analysis in analyses]
     rows = [[name, *(own[name] for own in columns)] for name in columns[0]]
@@ -52,14 +52,14 @@ def _totals(analysis: Analysis, first: Analysis | None) -> dict[str, str | None]
     own, window = analysis.summary, analysis.measured.window
     found = {
         title: with_change(
-            own["rates"][name]["value"], None if first is None else first.summary["rates"][name]["value"]
+            scaled(own["rates"][name], 1.0), None if first is None else first.summary["rates"][name]["value"]
         )
         for name, title in TOTAL_RATES.items()
     }
     for name, title in TOTAL_LATENCIES.items():
         for stat in ("p50", "p95"):
             before = None if first is None else _primary_percentile(first, name, stat).value
-            found[f"{title} {stat}, ms ↓"] = with_change(_primary_percentile(analysis, name, stat).value, before)
+            found[f"{title} {stat}, ms ↓"] = with_change(_primary_percentile(analysis, name, stat), before)
     return found | {
         "Failed ↓": f"{failed_requests(analysis):,} of {sum(own['counts'].values()):,}",
         "Load": load_sentence(analysis.run.manifest),
@@ -73,18 +73,21 @@ def _primary_percentile(analysis: Analysis, name: str, stat: str) -> Estimate:
     return percentile(analysis.summary["metrics"][column], stat)
 
 
-def with_change(value: float | None, before: float | None) -> str | None:
-    """A value with its change in percent.
+def with_change(own: Estimate, before: float | None) -> str | None:
+    """A value with its interval and its change in percent. An unsupported value has its mark and no interval.
 
-    >>> with_change(110.0, 100.0), with_change(97.0, 100.0), with_change(5.0, None)
-    ('110 (+10.0 %)', '97.0 (−3.0 %)', '5.00')
+    >>> with_change(Estimate(110.0, 104.2, 116.4), 100.0), with_change(Estimate(97.0, is_supported=False), 100.0)
+    ('110 (104–116), +10.0 %', '~97.0, −3.0 %')
+    >>> with_change(Estimate(5.0, 4.81, 5.17), None), with_change(Estimate(None), 1.0)
+    ('5.00 (4.81–5.17)', None)
     """
-    if value is None:
+    if own.value is None:
         return None
+    text = str(own) if own.is_supported else own.text
     if not before:
-        return format_number(value)
-    change = f"{100 * (value / before - 1):+,.1f}".replace("-", "\N{MINUS SIGN}")
-    return f"{format_number(value)} ({change} %)"
+        return text
+    change = f"{100 * (own.value / before - 1):+,.1f}".replace("-", "\N{MINUS SIGN}")
+    return f"{text}, {change} %"
 
 
 def rates_table(analyses: Sequence[Analysis]) -> pd.DataFrame:

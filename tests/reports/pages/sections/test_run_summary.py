@@ -1,10 +1,15 @@
 """The tiles of a run agree with the tables below them."""
 
+import re
+
 import pytest
 
 from reports.document import Estimate
+from reports.metrics.summary import Analysis
 from reports.pages.sections.objectives import ObjectiveResult
 from reports.pages.sections.run_summary import objectives_tile
+from reports.pages.sections.run_tables import totals_table
+from tests.support.samples.sample_run import SampleLoad, sample_run
 
 MET, MISSED = (True, True), (False, True)
 UNDECIDED, LIKELY_MISSED = (True, False), (False, False)
@@ -32,3 +37,12 @@ def test_the_tile_of_objectives_has_the_decisions_of_its_lines(
 
     assert (tile.value, tile.unit, tile.is_bad) == (value, unit, is_bad)
     assert len(tile.details) == len(judged)
+
+
+def test_the_columns_of_runs_have_intervals_and_the_change_against_the_first_run() -> None:
+    first, slower = (Analysis.of(sample_run(SampleLoad(mode="closed", slowdown=each))) for each in (1.0, 1.3))
+
+    rows = totals_table([first.named("first"), slower.named("slower")]).set_index("")
+
+    assert re.fullmatch(r"[\d.,]+ \([\d.,]+–[\d.,]+\)", rows.loc["Output tokens/s ↑", "first"])
+    assert re.fullmatch(r"[\d.]+ \([\d.]+–[\d.]+\), \+\d+\.\d %", rows.loc["TPOT p50, ms ↓", "slower"])
