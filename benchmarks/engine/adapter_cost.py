@@ -57,7 +57,7 @@ def main() -> None:
 async def measure(
     model: str, rows: int, counts: Sequence[int], rank: int, rounds: int, steps: int
 ) -> dict[str, dict[str, list[float]]]:
-    """Seconds by what was timed and number of adapters, one value for each round."""
+    """Seconds by measured quantity and number of adapters, one value for each round."""
     options = EngineOptions(model, dtype="bfloat16", cpu_memory_gib=3, compute_threads=1, adapter_bytes=1 << 30)
     shard = LocalShard.load(options)
     with tempfile.TemporaryDirectory() as directory:

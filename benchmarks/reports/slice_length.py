@@ -30,7 +30,7 @@ OFFSET_S = 0.1
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--overhead", type=float, default=2.2, metavar="S", help="Time of a slice beside its length.")
+    parser.add_argument("--overhead", type=float, default=2.2, metavar="S", help="Time of a slice beyond its length.")
     parser.add_argument("--minutes", type=float, default=12.0, help="Length of the comparison.")
     args = parser.parse_args()
     times_s = token_times(args.run)

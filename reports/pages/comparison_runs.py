@@ -15,7 +15,7 @@ from reports.saved_run import load_run
 
 DIFFERENCE = "Difference of the sides"
 VARYING = ("address", "started", "window", "arrival times", "seed", "notes", "cached, % of prompt tokens")
-"""Facts that differ between two runs of the same server; they are no difference of the sides."""
+"""Facts that differ even between two runs of the same server, so they are not differences of the sides."""
 FINISH_NOTE = (
     "Responses could end before the requested length, so the lengths of the sides may differ. The means at equal "
     "lengths correct for this."

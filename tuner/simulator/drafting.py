@@ -152,7 +152,7 @@ class Drafting:
         return DraftingRow(key, num_ids, _Stopping(left), self.law.acceptance.at(1))
 
     def may_draft(self, num_rows: int) -> bool:
-        """Whether a step of so many rows may have drafts."""
+        """Whether a step with this number of rows may have drafts."""
         return self._drafter.pays(num_rows)
 
     def propose(self, rows: Sequence[DraftingRow]) -> list[int]:

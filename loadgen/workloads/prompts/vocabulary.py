@@ -35,7 +35,7 @@ STABLE_ORDERS = 3
 MAX_ORDERS = 48
 # Words that are counted at once where each count is a request, and the smallest such group.
 SPARE_GROUP, SMALLEST_GROUP = 64, 4
-# Tokens per word from which a tokenizer splits most words; then so many are counted alone.
+# Tokens per word from which a tokenizer splits most words; then this number of words is counted, each alone.
 SPLIT_WORDS, FEW_WORDS = 1.5, 12
 
 

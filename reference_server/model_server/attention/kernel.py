@@ -1,4 +1,4 @@
-"""The protocols of attention over the paged cache: what a model needs, what a kernel computes, what a store writes."""
+"""The protocols of attention over the paged cache: needs of a model, kernels, and the store of keys and values."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -89,7 +89,7 @@ def choose(options: EngineOptions, needs: AttentionNeeds) -> AttentionChoice:
             raise ArgumentError(
                 f"`--attention {name}` is not served on this device for this model ({error}); {_choices(all_names)}"
             ) from error
-        reason = "asked for by name"
+        reason = "selected by name"
     prefill, decode, _ = kernels
     return AttentionChoice(*kernels, max(prefill.block_size, decode.block_size), name or UNSET_IMPL, reason)
 

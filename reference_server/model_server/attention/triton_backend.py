@@ -45,7 +45,7 @@ def launches() -> bool:
         kernels().store[(1, 2)](key_value, cache, slots, 32, 16, 16, 1, 16, 16, 1.0, 1.0, HEADS=1, DIM=16, FLOAT8=0)
         return bool(cache.sum() == 32)
     except Exception as error:  # of a compiler, a driver or an installation
-        logger.warning("Triton is installed but launches no kernel here, so its kernels are not used: %s", error)
+        logger.warning("Triton is installed but cannot launch a kernel here, so its kernels are not used: %s", error)
         return False
 
 

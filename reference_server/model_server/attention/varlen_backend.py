@@ -167,7 +167,7 @@ def computes(dtype: torch.dtype, by_tables: bool, device: str = "cuda") -> bool:
     try:
         attended = _attend(query, *tensors, 3, PAGE if by_tables else 3, **masks, **_GROUPED, **paged)
     except (RuntimeError, ValueError, TypeError) as error:
-        logger.warning("torch's varlen attention does not compute here, so it is not used: %s", first_line(error))
+        logger.warning("torch's varlen attention does not work here, so it is not used: %s", first_line(error))
         return False
     queries, keys, values = (tensor.transpose(0, 1)[None].float() for tensor in (query, keys, values))
     expected = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)

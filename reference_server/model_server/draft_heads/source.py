@@ -19,7 +19,7 @@ PRIORS = (0.2, 0.45, 0.7, 0.87, 0.97)
 
 
 class HeadsSource:
-    """Proposes what the heads choose. The level of a token is the class of its head's probability."""
+    """Proposes the choices of the heads. The level of a token is the class of its head's probability."""
 
     def __init__(self, heads: DraftHeads, group: RankGroup) -> None:
         self._heads = heads

@@ -139,7 +139,7 @@ def _with_drafts(batch: SequenceBatch, sequences: tuple[Sequence, ...], drafts: 
     """One token a row, as in a decode step: each sequence's last token, then those of its draft.
 
     The rows of a sequence have one block table and growing lengths. All K/V of a layer are stored before a row attends,
-    so a row reads those of the draft's tokens before it, and computes exactly what a step of its own would compute.
+    so a row reads those of the draft's tokens before it, and computes exactly the result of a separate step.
     """
     counts = np.array([1 + len(draft) for draft in drafts], dtype=np.int64)
     owner = np.repeat(np.arange(len(sequences)), counts)

@@ -177,7 +177,7 @@ def _adapters(
 def _with_walk(decoder: fuse.FusedDecoder, options: EngineOptions) -> str:
     """The kernels of a fused decoder, whose decode steps become one operator if it can be described."""
     if not options.compiled_walk:
-        logger.info("decode steps run operator by operator: asked for by `--compiled-walk false`")
+        logger.info("decode steps run operator by operator: set by `--compiled-walk false`")
         return "fused"
     try:
         decoder.compile_walk()
@@ -191,7 +191,7 @@ def _with_walk(decoder: fuse.FusedDecoder, options: EngineOptions) -> str:
 def _graphed(
     forward: RaggedForward, loaded: LoadedModel, choice: AttentionChoice, options: EngineOptions
 ) -> GraphedForward | None:
-    """The forward with captured decode steps; None if a step needs the host or none is to be captured."""
+    """The forward with captured decode steps; None if a step needs the host, or if no step is to be captured."""
     device, requested = loaded.device, options.cuda_graphs
     reason = None
     if device.type != "cuda":
@@ -205,9 +205,9 @@ def _graphed(
     elif rotary.needs_lengths(loaded.model):
         reason = "its rotary positions depend on each request's length, which is on the host"
     elif loaded.quantization is not None and not loaded.quantization.scheme.is_capturable:
-        reason = f"{loaded.quantization.scheme.name} looks at its inputs on the host"
+        reason = f"{loaded.quantization.scheme.name} reads its inputs on the host"
     elif dist.is_initialized():
-        reason = "capture with several shards is unproven"
+        reason = "capture with several shards is not tested"
     if reason is not None:
         refuse_graphs(requested, reason)
         return None

@@ -67,7 +67,7 @@ def check_backend(record: Record, each: AttentionBackend) -> None:
             except torch.AcceleratorError:
                 raise
             except RuntimeError as raised:
-                # A kernel must compute what it claims to support.
+                # A kernel must compute every case that it supports by its own statement.
                 record.note(f"{each.name} {phase}, {dtype}, {name}: {first_line(raised)}")
                 worst[phase, dtype] = (float("inf"), name)
                 continue

@@ -102,7 +102,7 @@ def _attention() -> str:
 
 
 def _batching(record: Record, num_tokens: int) -> dict[str, Any]:
-    """Settings of the peer that this Transformers release knows."""
+    """Settings of the peer that this Transformers release supports."""
     from transformers import ContinuousBatchingConfig
 
     known = {field.name for field in dataclasses.fields(ContinuousBatchingConfig)}

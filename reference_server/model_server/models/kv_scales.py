@@ -32,7 +32,8 @@ def is_scale(name: str) -> bool:
 def read_scales(checkpoint: ReadableWeights, modules: Iterable[str], base_prefix: str) -> dict[str, KVScales]:
     """The scales in the checkpoint of the model's attention modules, by the module's name.
 
-    base_prefix: the checkpoint of a base model lacks it. Raises StartupError for a scale that is no positive number.
+    base_prefix: missing in the names of a base model's checkpoint. Raises StartupError for a scale that is not a
+    positive number.
     """
     found = {}
     for module in modules:

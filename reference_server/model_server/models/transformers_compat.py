@@ -58,7 +58,7 @@ def rope_parameters(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def image_token_id(config: PretrainedConfig) -> int:
-    """The id of the token that stands for a part of an image."""
+    """The id of the token that represents a part of an image."""
     names = ("image_token_id", "image_token_index")
     return next(id_ for name in names if isinstance(id_ := getattr(config, name, None), int))
 

@@ -70,7 +70,7 @@ class VisionTower:
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of an image's tokens."""
-        assert isinstance(self.placeholder, Merged), "asked of a model without grids"
+        assert isinstance(self.placeholder, Merged), "the model has no grids"
         return self.placeholder.grid(height, width)
 
     def parameters(self) -> list[nn.Parameter]:

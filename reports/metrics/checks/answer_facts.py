@@ -63,7 +63,7 @@ def _input_excess(measured: Measured, answers: pd.DataFrame) -> float | None:
     Negative if the server counted too few; None if unknown.
     """
     if (answers["images"] > 0).any():
-        # Only the server knows how many tokens an image has.
+        # Only the server can count the tokens of an image.
         return None
     difference = _median(answers["input_tokens"] - answers["planned_input_tokens"])
     if difference is None:

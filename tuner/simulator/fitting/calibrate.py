@@ -40,7 +40,7 @@ ANSWER_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class CalibrationBurst:
-    """Equal requests that are sent together. adapters: so many LoRA adapters, one after the other; 0 is none."""
+    """Equal requests that are sent together. adapters: number of LoRA adapters, used one after the other; 0 is none."""
 
     count: int
     input_tokens: int

@@ -29,8 +29,8 @@ class Costs:
     """The content of a cost file.
 
     models: by value of `quantize`. servers: measured launches; the first is the reference. client: time of a request
-    outside model steps. float8_keys: factor on the time of cached keys with an eight-bit K/V cache; None if no launch
-    had one beside a launch without.
+    outside model steps. float8_keys: factor on the time of cached keys with an eight-bit K/V cache; None without
+    launches of both kinds.
     """
 
     models: Mapping[str, CostModel]

@@ -20,8 +20,8 @@ ORDER = ("tokens", "prefill", "decode", "rows", "kv", "squares", "prompts", "dra
 SAME = 1e-4
 BOOTSTRAPS = 200
 FEWEST_STEPS = 4
-# Steps are held out in so many folds. Numbers of keys are in one shape if they are in the same of so many ranges for a
-# factor of two.
+# Number of folds in which steps are held out, and number of ranges for each factor of two: numbers of keys in the same
+# range have one shape.
 FOLDS, KEY_RANGES = 5, 2
 # Rounds of reweighting, the relative error below which a step has no larger weight, and the bound on a prediction's
 # ratio to the measured time, as a scale of errors.

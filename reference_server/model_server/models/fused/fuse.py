@@ -234,7 +234,7 @@ def _children(module: Any) -> set[str]:
 
 
 def _has_unknown_multiplier(module: Any, layout: Layout) -> bool:
-    """Whether a number of the module's own, which the walk does not know, may scale its activations."""
+    """Whether the module has a number, unknown to the walk, that may scale its activations."""
     if not layout.is_gated:
         return False
     return any(isinstance(value, float) and name not in MULTIPLIERS for name, value in vars(module).items())

@@ -68,7 +68,7 @@ GLM = replace(LLAMA, up=PHI3.up, activation=PHI3.activation)
 
 
 def _with_more_norms(layout: Layout) -> list[Layout]:
-    """The layout with norms over each head (Qwen 3), with norms of what is added (Gemma 2), and with both."""
+    """The layout with norms over each head (Qwen 3), with norms of the added results (Gemma 2), and with both."""
     normed_deltas = replace(
         layout,
         post_norm="pre_feedforward_layernorm",

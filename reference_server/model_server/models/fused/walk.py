@@ -56,7 +56,8 @@ class FusedLayer:
     qkv gives [tokens, (num_heads + 2 * num_kv_heads) * head_dim]; up gives [tokens, intermediate], or for a gated MLP
     [tokens, 2 * intermediate], gates first. With several ranks these are one rank's share, and output and down sum over
     the ranks. query_norm, key_norm: over each head. attended_norm, mlp_norm: of the results of attention and MLP,
-    before they are added. activation: None is silu. multiplier: of what is added to the residual. query_scale: of
+    before they are added. activation: None is silu. multiplier: of the results that are added to the residual.
+    query_scale: of
     queries before attention. is_parallel: attention and MLP read the same residual, through a norm each, or through one
     norm if there is no post_norm.
     """
