@@ -21,6 +21,7 @@ from reports.pages.run_pages import way_up
 from reports.pages.sections import latency_tables
 from reports.pages.sections.objectives import objectives_table
 from reports.pages.sections.request_tables import failure_causes
+from reports.pages.sections.structured import KINDS
 from reports.renderers.write import write_report
 from reports.run_schema import NOT_FAILED, Status
 from reports.run_store import RunDirectoryError
@@ -89,6 +90,7 @@ def _totals(analysis: Analysis, is_one_of_many: bool) -> str:
         ("requests", f"{sum(counts.values())} started in the window, {len(analysis.run.records)} in all"),
         ("failed", f"{sum(failed.values())}{listed}"),
         *_first_cause(analysis),
+        *_structured(summary["structured"]),
         *([("clients left", f"{left}, as planned")] if left else []),
         ("window", f"{window['end_s'] - window['start_s']:.1f} s, ended by {window['stop_reason'] or 'a crash'}"),
         *([("latencies", "grow with time: the server is overloaded")] if latencies_grow(summary) else []),
@@ -108,6 +110,19 @@ def _first_cause(analysis: Analysis) -> list[tuple[str, str]]:
         return []
     lines = textwrap.wrap(legible(str(most["cause"])), COLUMNS - 17)
     return [("most often", ("\n" + 17 * " ").join(lines))]
+
+
+def _structured(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """The valid fraction of each kind of structured answer, with its interval."""
+    found = [(row, latency_tables.scaled(row["validity"], 100.0)) for row in rows if row.get("validity")]
+    return [
+        (
+            KINDS.get(row["kind"], row["kind"]),
+            f"{valid.text} % valid ({valid.interval or 'too few for an interval'}) of {row['requests']:,} answers",
+        )
+        for row, valid in found
+        if valid.value is not None
+    ]
 
 
 def _objectives(analysis: Analysis, is_one_of_many: bool) -> str:

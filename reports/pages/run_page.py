@@ -150,7 +150,7 @@ def _sentence(text: str) -> str:
 
 
 def _headline(analysis: Analysis) -> str:
-    """The main results in one sentence."""
+    """The main results in one sentence; empty if no request has an answer."""
     rates, metrics = analysis.summary["rates"], analysis.summary["metrics"]
     parts = []
     if rates["output_tokens_per_s"]["value"]:
@@ -162,9 +162,10 @@ def _headline(analysis: Analysis) -> str:
     if ttft["count"]:
         median, p95 = (_duration(ttft["percentiles"][p]["value"]) for p in ("p50", "p95"))
         parts.append(f"TTFT is {median} at the median and {p95} at the 95th percentile")
-    failed, total = request_tables.failed_requests(analysis), sum(analysis.summary["counts"].values())
-    parts.append(f"{failed:,} of {total:,} requests failed" if failed else f"none of {total:,} requests failed")
-    return _sentence("; ".join(parts))
+    # Failed requests are a finding, which the line begins with.
+    if not request_tables.failed_requests(analysis):
+        parts.append(f"none of {sum(analysis.summary['counts'].values()):,} requests failed")
+    return _sentence("; ".join(parts)) if parts else ""
 
 
 def _duration(seconds: float) -> str:

@@ -15,6 +15,10 @@ class Level(StrEnum):
     INVALID = "invalid"
 
 
+NO_STEADY_STATE = "steady_state"
+"""The check of an invalid run whose warm-up lasted longer than half of it."""
+FAILED_REQUESTS = "failed_requests"
+"""The check of a finding on failed requests, which is about the server."""
 RANK = {Level.VALID: 0, Level.DEGRADED: 1, Level.INVALID: 2}
 
 
@@ -48,11 +52,16 @@ class Verdict:
 
 
 def finding_messages(summary: Mapping[str, Any]) -> list[str]:
-    """The messages of the findings at level valid; empty for an invalid run, and for runs of older versions."""
+    """The messages of the findings at level valid, for the first line; of an invalid run only that on failed requests.
+
+    Empty for runs of older versions.
+    """
     verdict = summary["verdict"]
-    if verdict["status"] == Level.INVALID:
-        return []
-    return [finding["message"] for finding in verdict.get("findings", ())]
+    return [
+        finding["message"]
+        for finding in verdict.get("findings", ())
+        if verdict["status"] != Level.INVALID or finding["check"] == FAILED_REQUESTS
+    ]
 
 
 def is_overloaded(summary: Mapping[str, Any]) -> bool:

@@ -6,13 +6,22 @@ from typing import Any
 
 from reports.metrics.checks.abandoned import Abandoned
 from reports.metrics.checks.client_checks import CHECKS
-from reports.metrics.checks.findings import RANK, Finding, Level, Verdict, above
+from reports.metrics.checks.findings import (
+    FAILED_REQUESTS,
+    NO_STEADY_STATE,
+    RANK,
+    Finding,
+    Level,
+    Verdict,
+    above,
+)
 from reports.metrics.checks.overload import Overload
 from reports.metrics.checks.restarts import START_TIME_SERIES, UNREACHABLE, restarted_s
 from reports.metrics.measured import Measured
 from reports.metrics.requests.prefix_cache import CachedShare
 from reports.metrics.steadiness import series_between
 from reports.metrics.windows import UNEVEN_MODES
+from reports.run_schema import NOT_FAILED
 from reports.run_store import RunResult
 
 
@@ -27,6 +36,7 @@ def judge_run(
     """The verdict from all checks. facts: the result of `client_facts`."""
     findings = _completeness(run, measured)
     findings += [found for check in CHECKS if (found := check(facts)) is not None]
+    findings += _failures(measured)
     findings += [Finding("overloaded", Level.VALID, overload.message)] if overload else []
     findings += abandoned.findings if abandoned else []
     findings += _imported(run)
@@ -53,12 +63,19 @@ def _completeness(run: RunResult, measured: Measured) -> list[Finding]:
     return [Finding("incomplete", Level.INVALID, message)]
 
 
+def _failures(measured: Measured) -> list[Finding]:
+    """A finding at level valid: the server's failures do not spoil the measurement."""
+    total = len(measured.population)
+    failed = total - int(measured.population["status"].isin(NOT_FAILED).sum())
+    return [Finding(FAILED_REQUESTS, Level.VALID, f"{failed:,} of {total:,} requests failed")] if failed else []
+
+
 def _steadiness(measured: Measured) -> list[Finding]:
     """Changes of throughput and latencies over the window, or a note that it is too short for the check."""
     window = measured.window
     if not window.is_steady:
         return [
-            Finding("steady_state", Level.INVALID, "no steady state: the warm-up lasted longer than half of the run")
+            Finding(NO_STEADY_STATE, Level.INVALID, "no steady state: the warm-up lasted longer than half of the run")
         ]
     if measured.manifest.mode in UNEVEN_MODES or window.length_s <= 0:
         return []

@@ -1,12 +1,16 @@
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from loadgen.commands.present import render_summary, render_table
 from reports.document import Estimate
 from reports.metrics.summary import Analysis
+from reports.pages.run_page import build_run_report
 from reports.pages.sections.request_tables import error_table
+from reports.renderers.markdown import render
 from reports.run_schema import Status
 from tests.support.samples.sample_run import SampleLoad, sample_run
 
@@ -60,3 +64,37 @@ def test_servers_1_failed_requests_have_the_message_of_the_server():
     assert causes[1] == "422: \x1b[2J"
     assert re.fullmatch(r"400: \d+ tokens are a/b", causes[len(analysis.measured.population) - 1])
     assert re.search(r"most often +400: \d+ tokens are a/b", text)
+
+
+@pytest.mark.parametrize("ended_early", [False, True])
+def test_the_first_line_of_a_run_has_its_failed_requests_at_every_level(ended_early):
+    run = sample_run(SampleLoad(mode="closed", concurrency=2, duration_s=8, warmup_s=0, failure_share=0))
+    run.records[3].status, run.records[3].error_type = Status.HTTP_4XX, "first_event/400: bad request"
+    if ended_early:
+        run = replace(run, manifest=replace(run.manifest, stop_reason="server_unreachable"))
+    analysis = Analysis.of(run)
+    level = "invalid" if ended_early else "valid"
+    expected = f"1 of {len(analysis.measured.population)} requests failed"
+
+    text, page = render_summary([analysis]), render(build_run_report([analysis])).decode()
+
+    assert text.splitlines()[0].startswith(f"{level} run ")
+    assert expected in text.splitlines()[0]
+    word = "Not a valid measurement" if ended_early else "Valid run"
+    assert f"{word}, {expected}" in page
+    assert page.count(expected) == 1
+    assert analysis.summary["verdict"]["status"] == level
+
+
+def test_the_text_of_a_structured_load_has_its_validity_with_the_interval():
+    run = sample_run(SampleLoad(mode="closed", concurrency=4, slots=24, failure_share=0))
+    for number, record in enumerate(run.records):
+        if number % 2:
+            record.constraint, record.validity = "schema", "cut" if number % 10 == 1 else "valid"
+    analysis = Analysis.of(run)
+    [row] = [row for row in analysis.summary["structured"] if row["kind"] == "schema"]
+    value, lo, hi = (100 * row["validity"][name] for name in ("value", "lo", "hi"))
+
+    [line] = [line for line in render_summary([analysis]).splitlines() if line.startswith("JSON schema")]
+
+    assert line == f"JSON schema      {value:.1f} % valid ({lo:.0f}–{hi:.0f}) of {row['requests']:,} answers"

@@ -64,7 +64,8 @@ def test_trust_W7_overload_with_refused_requests_names_their_share(refusing: Ana
     """The queue is short, so latencies of the accepted requests do not grow."""
     summary = refusing.summary
 
-    [finding] = summary["verdict"]["findings"]
+    failures, finding = summary["verdict"]["findings"]
+    assert failures["check"] == "failed_requests"
     assert re.fullmatch(r"overloaded: arrivals [\d.]+/s, completions [\d.]+/s, \d\d % refused", finding["message"])
     refused = summary["counts"]["overloaded"] / sum(summary["counts"].values())
     assert summary["overload"]["refused"] == pytest.approx(refused)

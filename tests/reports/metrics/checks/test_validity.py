@@ -105,7 +105,17 @@ def verdict_of(run: RunResult) -> dict[str, Any]:
 
 
 def test_sample_run_is_valid() -> None:
-    assert verdict_of(sample_run(SampleLoad(mode="closed"))) == {"status": "valid", "reasons": [], "findings": []}
+    run = sample_run(SampleLoad(mode="closed", failure_share=0))
+
+    assert verdict_of(run) == {"status": "valid", "reasons": [], "findings": []}
+
+
+def test_failed_requests_are_a_finding_at_level_valid() -> None:
+    verdict = verdict_of(sample_run(SampleLoad(mode="closed")))
+
+    message = "3 of 589 requests failed"
+    assert (verdict["status"], verdict["reasons"]) == ("valid", [])
+    assert verdict["findings"] == [{"check": "failed_requests", "level": "valid", "message": message}]
 
 
 def test_a_request_that_is_due_at_the_end_of_the_window_is_sent_on_time() -> None:
