@@ -103,6 +103,16 @@ def parse_settings(texts: Sequence[str]) -> tuple[tuple[str, str], tuple[str, st
     return (first, second) if first[0] in LOADS else (second, first)
 
 
+def split_load(text: str) -> tuple[str | None, str]:
+    """The load setting that one `--points` names, and its list; None for a list alone, and for another setting.
+
+    >>> split_load("concurrency=1,4"), split_load("1..64"), split_load("input_tokens=8,16")
+    (('concurrency', '1,4'), (None, '1..64'), (None, 'input_tokens=8,16'))
+    """
+    name, _, values = text.partition("=")
+    return (name.strip(), values) if name.strip() in LOADS else (None, text)
+
+
 def parse_values(setting: str, text: str) -> list[str]:
     """The values of a setting: separated by commas, or by semicolons where a value has commas. Raises UsageError.
 

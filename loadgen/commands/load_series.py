@@ -141,6 +141,12 @@ def series_load(args: argparse.Namespace, first: float) -> tuple[BenchConfig, st
     return load_config(args, **{quantity: f"{first:g}"}), quantity
 
 
+def check_quantity(named: str, config: BenchConfig, quantity: str) -> None:
+    """Raises UsageError if `--points` names another load setting than that of the mode."""
+    if named != quantity:
+        raise UsageError(f"`points` sets {named}, but the load of mode {config.mode!r} is {quantity}")
+
+
 @contextlib.contextmanager
 def open_series(
     args: argparse.Namespace,

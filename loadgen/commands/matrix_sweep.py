@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from loadgen.capacity.load_list import parse_points
 from loadgen.capacity.matrix import Matrix, MatrixPoint, claim, is_measured, parse_settings, parse_values
 from loadgen.capacity.point_time import independent_requests_needed
-from loadgen.commands.load_series import LoadSeries, SeriesResult, open_series, series_load
+from loadgen.commands.load_series import LoadSeries, SeriesResult, check_quantity, open_series, series_load
 from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
@@ -77,8 +77,7 @@ def _first_load(args: argparse.Namespace, matrix: Matrix) -> BenchConfig:
         raise UsageError(f"`{matrix.setting}` is set, but --points sets it for every run; leave it out")
     setattr(args, matrix.setting, matrix.values[0])
     config, quantity = series_load(args, matrix.loads[0])
-    if quantity != matrix.quantity:
-        raise UsageError(f"`points` sets {matrix.quantity}, but the load of mode {config.mode!r} is {quantity}")
+    check_quantity(matrix.quantity, config, quantity)
     return config
 
 

@@ -54,6 +54,24 @@ def test_a_sweep_measures_every_load_once_and_reports_them_in_order(url, tmp_pat
     )
 
 
+@pytest.mark.parametrize(
+    ("points", "mode", "names"),
+    [
+        ("concurrency=1,2", ["--mode", "closed"], ["concurrency-1", "concurrency-2"]),
+        ("rate=40,80", ["--mode", "poisson"], ["rate-40", "rate-80"]),
+    ],
+)
+def test_one_setting_of_points_that_is_the_load_is_a_list_of_loads(url, tmp_path, capsys, points, mode, names):
+    out = tmp_path / "s"
+
+    assert cli.main(["sweep", "--url", url, "--points", points, *mode, *LOAD, "--out", str(out), "--json"]) in (0, 4)
+
+    assert [f"{point['load']:g}" for point in json.loads(capsys.readouterr().out)["points"]] == [
+        name.partition("-")[2] for name in names
+    ]
+    assert all((out / name / "report.html").exists() for name in names)
+
+
 @pytest.mark.slow
 def test_trust_W7_a_sweep_over_a_slow_server_measures_until_each_load_has_its_requests(tmp_path, capsys):
     """In 0.5 s one user sends 5 requests; an interval needs 31 independent ones."""
