@@ -13,6 +13,7 @@ from loadgen.errors import UsageError
 from loadgen.workloads.workload_files import check_files
 from tuner.config import STUDY_NAME, TuneConfig, study_name
 from tuner.errors import StudyError
+from tuner.servers.model_path import check_model_path
 from tuner.servers.select import server_of
 
 STUDIES = Path("studies")
@@ -50,13 +51,14 @@ class PreparedStudy:
 
 
 def prepare(args: argparse.Namespace, space: Mapping[str, Any] | None = None) -> PreparedStudy:
-    """The study of a space and flags, after a check of the load's files. Raises UsageError, SpaceError.
+    """The study of a space and flags, after a check of the files of load and model. Raises UsageError, SpaceError.
 
     space: sections of a space, instead of the file in `args`.
     """
     config = read_config(args, space)
     load = load_of(config)
     check_files(load)
+    check_model_path(config.server)
     config = with_implied(config, load)
     name = config.study.name or _name(config, load)
     return PreparedStudy(config, load, STUDIES / name)

@@ -166,3 +166,26 @@ def test_pages_2_the_plan_fits_80_columns(capsys):
     assert max(map(len, lines)) <= 80
     assert re.search(r"about \d+ s each, .*(s|min|h) in all", headline)
     assert " ".join(line.strip() for line in lines).startswith(headline)
+
+
+@pytest.mark.parametrize("model", ["tiny.gguf", "./models/tiny", "models/small/tiny", "/nonexistent/tiny"])
+def test_the_model_file_of_a_profiled_server_must_exist(model, capsys):
+    assert cli.main(["check", "--server-profile", "llamacpp", "--model-id", model]) == 2
+
+    assert f"`model_id` is {model!r}, but there is no such file or directory" in capsys.readouterr().err
+
+
+def test_a_model_file_that_exists_and_a_hub_id_are_accepted(tmp_path, capsys):
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+
+    for model in ("tiny.gguf", "org/model", "model", "org/model-GGUF:Q4_K_M", "s3://bucket/models/tiny.gguf"):
+        assert checked(capsys, "--server-profile", "llamacpp", "--model-id", model)
+
+
+def test_a_model_inside_a_container_is_not_looked_for_on_this_machine(tmp_path, capsys):
+    profile = (QUICK.parents[1] / "tuner/servers/profiles/llamacpp.toml").read_text()
+    (tmp_path / "boxed.toml").write_text(
+        profile.replace('command = "llama-server', 'command = "docker run --rm image llama-server')
+    )
+
+    assert checked(capsys, "--server-profile", "boxed.toml", "--model-id", "/models/tiny.gguf")
