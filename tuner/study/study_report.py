@@ -1,6 +1,6 @@
 """Builds the report of a study from its stored files, without Optuna and without a GPU."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote
@@ -19,6 +19,7 @@ from tuner.study.artefacts import read_verdict, verdict_of
 from tuner.study.statistics.judgement import Confirmation
 from tuner.study.study_folder import CONFIRM, DRIFT_CHECKS, TRIALS, StudyFolder
 from tuner.study.study_search import DECLINED, StudySearch
+from tuner.trial.measure import LONGER
 from tuner.trial.objective import is_lower_better
 from tuner.trial.outcome import TrialResult
 
@@ -56,7 +57,8 @@ def study_data(
     """
     files = StudyFolder(folder)
     searched = [each for each in files.results(TRIALS) if each.outcome != "failed"]
-    drift_checks, confirming = files.results(DRIFT_CHECKS), files.results(CONFIRM)
+    drift_checks = [each for each in files.results(DRIFT_CHECKS) if each.outcome != "failed"]
+    confirming = files.results(CONFIRM)
     start_s = min((each.started for each in (*searched, *drift_checks, *confirming) if each.started), default=0.0)
     objective = str(verdict["objective"])
     floor = files.noise()
@@ -85,7 +87,7 @@ def study_data(
             Prediction(each.number, each.how, each.metric, each.predicted, each.measured)
             for each in read_ledger(folder / LEDGER_FILE)
         ),
-        facts=_facts(verdict, files.notes()),
+        facts=_facts(verdict, {**files.notes(), **_longer_runs((*searched, *drift_checks, *confirming))}),
         commands=tuple(commands),
         command=_launch_command(folder),
         load=_load_of(verdict),
@@ -181,6 +183,13 @@ def report_knob(parameter: Parameter, default: Any) -> Knob:
     scale = "category" if parameter.type in ("bool", "choice") else "log" if parameter.log else "linear"
     ends = (None, None) if scale == "category" else (float(parameter.low), float(parameter.high))
     return Knob(parameter.name, default, scale, low=ends[0], high=ends[1])  # type: ignore[arg-type]
+
+
+def _longer_runs(results: Iterable[TrialResult]) -> dict[str, str]:
+    """The trials whose first run had no steady state, with the length of the run that was measured instead."""
+    found = {each.number: each.attributes[LONGER] for each in results if each.attributes.get(LONGER)}
+    text = "; ".join(f"trial {number}: {length}" for number, length in found.items())
+    return {"longer runs, because the first had no steady state": text} if found else {}
 
 
 def _facts(verdict: Mapping[str, Any], notes: Mapping[str, Any]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:

@@ -26,7 +26,7 @@ from tuner.study.study_folder import DRIFT_CHECKS, NOISE, TRIALS, StudyFolder
 from tuner.trial.evaluate import TrialSetup
 from tuner.trial.measure import Evaluate, Measurer, describe, misses
 from tuner.trial.objective import Objective
-from tuner.trial.outcome import TrialResult, read_result
+from tuner.trial.outcome import UNSTEADY_RUN, TrialResult, read_result
 
 # The name of the note that the proposer declined.
 DECLINED = "declined"
@@ -89,11 +89,15 @@ class StudySearch:
         check_comparable(own, attributes.get("identity", own), is_mixed=self.config.study.mixed)
 
     def measure_noise(self) -> NoiseFloor | None:
-        """Launch the defaults `noise_runs` times and store the noise floor. Existing runs are not repeated."""
+        """Launch the defaults `noise_runs` times and store the noise floor. Existing runs are not repeated.
+
+        A run without a steady state is left out.
+        """
         found = []
         for turn in range(self.config.study.noise_runs):
             directory = self.folder / NOISE / f"{turn:02d}"
-            found.append(self._measure_once(self.fixed, directory, 0, "noise", f"noise run {turn + 1}: the defaults"))
+            title = f"noise run {turn + 1}: the defaults"
+            found.append(self._measure_once(self.fixed, directory, 0, "noise", title, is_needed=False))
         floor = noise_floor(found)
         if floor is not None:
             self.files.write_noise(floor)
@@ -118,7 +122,7 @@ class StudySearch:
                 result.write(directory)
             else:
                 title = f"trial {number}: {describe_settings(chosen)}"
-                result = self._measure_once(settings, directory, number, "initial_design", title)
+                result = self._measure_once(settings, directory, number, "initial_design", title, is_needed=False)
             results.append(result)
         return results
 
@@ -149,7 +153,7 @@ class StudySearch:
             number = max(result.number for result in self.results())
             directory = self.folder / DRIFT_CHECKS / f"{turn:04d}"
             title = f"drift check {turn}: {describe_settings(settings)}"
-            self._measure_once(settings, directory, number, "drift_check", title)
+            self._measure_once(settings, directory, number, "drift_check", title, is_needed=False)
 
     def results(self) -> list[TrialResult]:
         """Every result of the search in this folder, by number."""
@@ -192,8 +196,16 @@ class StudySearch:
         )
 
     def _measure_once(
-        self, settings: Mapping[str, Any], directory: Path, number: int, origin: str, title: str
+        self,
+        settings: Mapping[str, Any],
+        directory: Path,
+        number: int,
+        origin: str,
+        title: str,
+        *,
+        is_needed: bool = True,
     ) -> TrialResult:
+        """The result of a launch. Raises CannotMeasureError, unless the run had no steady state and is not needed."""
         known = read_result(directory)
         if known is not None and known.outcome != "failed":
             return known
@@ -202,8 +214,11 @@ class StudySearch:
         self.place_launch(origin)
         result = self.measurer.measure(settings, directory, number, origin)
         self.setup.progress.show("  " + describe(result, self.objective))
-        if result.outcome == "failed":
+        if result.outcome == "failed" and (is_needed or result.cause != UNSTEADY_RUN):
             raise CannotMeasureError(result.fault)
+        if result.outcome == "failed":
+            self.setup.progress.show("  left out; the study continues")
+            self.files.note(f"left out, {title}", result.reason)
         return result
 
 

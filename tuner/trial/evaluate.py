@@ -15,7 +15,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import LoadgenError, StartError
 from loadgen.progress import ProgressDisplay
 from loadgen.target.launched.launch import LaunchedProcess
-from reports.metrics.checks.findings import Level
+from reports.metrics.checks.findings import NO_STEADY_STATE, Level
 from reports.metrics.summary import analyse_run, metric_value
 from reports.run_store import RunDirectoryError
 from tuner.config import ServerSection
@@ -168,7 +168,9 @@ def outcome_of(
         return Infeasible("measure", "memory", "requests failed and the server ran out of memory", log_tail)
     stopped = early_reason(run)
     if not stopped and verdict["status"] == Level.INVALID:
-        return Failed("invalid run: " + "; ".join(reason["message"] for reason in verdict["reasons"]), is_invalid=True)
+        why = "; ".join(reason["message"] for reason in verdict["reasons"])
+        is_unsteady = any(reason["check"] == NO_STEADY_STATE for reason in verdict["reasons"])
+        return Failed(f"invalid run: {why}", is_invalid=True, is_unsteady=is_unsteady)
     facts = server.facts_of(log.read_text(errors="replace")) if log is not None and log.exists() else {}
     return MeasuredAttempt(run, summary, steps, stopped, facts)
 

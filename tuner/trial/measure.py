@@ -6,15 +6,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from loadgen.config.bench_config import BenchConfig
 from reports.metrics.summary import metric_value
 from reports.metrics.titles import limits_text, value_text
 from tuner.errors import SpaceError
 from tuner.trial.evaluate import TrialSetup
 from tuner.trial.objective import VIOLATION_CAP, Objective
-from tuner.trial.outcome import INVALID_RUN, AttemptOutcome, Failed, Infeasible, MeasuredAttempt, TrialResult
+from tuner.trial.outcome import (
+    INVALID_RUN,
+    UNSTEADY_RUN,
+    AttemptOutcome,
+    Failed,
+    Infeasible,
+    MeasuredAttempt,
+    TrialResult,
+)
 
 # Attempts at one configuration after a fault, an invalid run, or a crash. Other outcomes are not retried.
 FAULT_ATTEMPTS, INVALID_ATTEMPTS, CRASH_ATTEMPTS = 3, 2, 2
+# The settings of a load that end its window. After a run without a steady state they are multiplied for one retry; a
+# remedy has the second factor.
+LENGTHS, RETRY_LENGTH, ADVISED_LENGTH = ("duration", "requests"), 2, 4
+# The attribute of a result from such a longer run.
+LONGER = "longer_run"
 # Metrics of every trial in a report, in addition to its objective and limits.
 REPORTED = (
     "output_tokens_per_s",
@@ -49,38 +63,46 @@ class Measurer:
     ) -> TrialResult:
         """Launch and measure settings, with retries after crashes and faults. Writes and returns the result."""
         started, started_s = time.time(), time.monotonic()
-        judged = self.judge(settings, self._attempt(settings, directory), number)
+        outcome, length = self._attempt(settings, directory)
+        judged = self.judge(settings, outcome, number)
         result = replace(
             judged,
             origin=origin,
             started=round(started, 3),
             seconds=round(time.monotonic() - started_s, 1),
-            attributes={**judged.attributes, **(attributes or {})},
+            attributes={**judged.attributes, **({LONGER: length} if length else {}), **(attributes or {})},
         )
         directory.mkdir(parents=True, exist_ok=True)
         result.write(directory)
         return result
 
-    def _attempt(self, settings: Mapping[str, Any], directory: Path) -> AttemptOutcome:
-        """The outcome of the last attempt. Files of attempts after the first are in sub-folders."""
+    def _attempt(self, settings: Mapping[str, Any], directory: Path) -> tuple[AttemptOutcome, str]:
+        """The outcome of the last attempt, and the length of its run if it was longer than the others.
+
+        Files of attempts after the first are in sub-folders. After a run without a steady state, the next is longer.
+        """
         try:
             self.setup.server.validate(settings)
         except SpaceError as error:
-            return Infeasible("resolve", "rule", str(error))
-        attempts = 0
+            return Infeasible("resolve", "rule", str(error)), ""
+        attempts, setup, length = 0, self.setup, ""
         while True:
             folder = directory / f"attempt{attempts}" if attempts else directory
-            outcome = self.evaluate(settings, self.setup, folder)
+            outcome = self.evaluate(settings, setup, folder)
             attempts += 1
             if attempts >= attempts_for(outcome):
-                return outcome
-            self.setup.progress.show(f"  retry: {describe_fault(outcome)}")
+                return _with_advice(outcome, self.setup.load, length), length
+            if isinstance(outcome, Failed) and outcome.is_unsteady:
+                setup = replace(self.setup, load=lengthened(self.setup.load, RETRY_LENGTH))
+                length = length_of(setup.load)
+            longer = f"; the next run has `{length}`" if length else ""
+            self.setup.progress.show(f"  retry: {describe_fault(outcome)}{longer}")
 
     def judge(self, settings: Mapping[str, Any], outcome: AttemptOutcome, number: int) -> TrialResult:
         """Convert an outcome to the result of trial `number` under the objective."""
         match outcome:
-            case Failed(reason=reason, is_invalid=is_invalid):
-                cause = INVALID_RUN if is_invalid else ""
+            case Failed(reason=reason, is_invalid=is_invalid, is_unsteady=is_unsteady):
+                cause = UNSTEADY_RUN if is_unsteady else INVALID_RUN if is_invalid else ""
                 return TrialResult(number, dict(settings), "failed", reason=reason, cause=cause)
             case Infeasible(phase=phase, cause=cause, reason=reason, log_tail=log_tail):
                 return TrialResult(
@@ -114,6 +136,33 @@ class Measurer:
                     steps=dict(steps),
                     attributes={"facts": dict(facts)} if facts else {},
                 )
+
+
+def lengthened(load: BenchConfig, factor: int) -> BenchConfig:
+    """The load with a longer window."""
+    changes = {name: factor * value for name in LENGTHS if (value := getattr(load, name)) is not None}
+    return load.model_copy(update=changes)
+
+
+def length_of(load: BenchConfig) -> str:
+    """The length of the window as keys of [load].
+
+    >>> length_of(BenchConfig(duration=8.0))
+    'duration = 8'
+    """
+    return ", ".join(f"{name} = {value:g}" for name in LENGTHS if (value := getattr(load, name)) is not None)
+
+
+def _with_advice(outcome: AttemptOutcome, load: BenchConfig, length: str) -> AttemptOutcome:
+    """The last outcome of a configuration; if its runs had no steady state, with the key to raise and its value."""
+    if not (isinstance(outcome, Failed) and outcome.is_unsteady):
+        return outcome
+    if not length_of(load):
+        return replace(outcome, reason=f"{outcome.reason}. Raise `warmup` in [load]")
+    tried = f" ({length} too)" if length else ""
+    more = length_of(lengthened(load, ADVISED_LENGTH))
+    advice = f"{outcome.reason}{tried}. Set `{more}` in [load] instead of `{length_of(load)}`, or raise `warmup`"
+    return replace(outcome, reason=advice)
 
 
 def misses(objective: Objective) -> dict[str, float]:

@@ -53,10 +53,14 @@ class Infeasible:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A fault outside the server. `is_invalid`: there is a run, but its measurement is invalid."""
+    """A fault outside the server.
+
+    is_invalid: there is a run, but its measurement is invalid. is_unsteady: because it had no steady state.
+    """
 
     reason: str
     is_invalid: bool = False
+    is_unsteady: bool = False
 
 
 AttemptOutcome = MeasuredAttempt | Infeasible | Failed
@@ -64,6 +68,8 @@ AttemptOutcome = MeasuredAttempt | Infeasible | Failed
 
 INVALID_RUN = "invalid"
 """The `cause` of a failed trial whose run is not a valid measurement."""
+UNSTEADY_RUN = "unsteady"
+"""The `cause` of a failed trial whose run had no steady state; its reason has the remedy."""
 INVALID_REMEDY = "raise `duration` or `warmup` in [load], or end other programs on this machine"
 
 

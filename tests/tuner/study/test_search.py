@@ -84,6 +84,53 @@ def test_one_fault_is_retried_and_several_end_the_search(tmp_path):
         run_search(open_search(tmp_path / "always", FormulaServer(faults=99)))
 
 
+class UnsteadyServer(FormulaServer):
+    """A server whose first runs of one configuration have no steady state, until the window is long enough."""
+
+    def __init__(self, *, until_s=2.0, launches=None):
+        super().__init__()
+        self.until_s = until_s
+        self.unsteady = launches
+        self.durations = []
+
+    def __call__(self, settings, setup, directory):
+        self.durations.append(setup.load.duration)
+        is_unsteady = setup.load.duration < self.until_s and len(self.durations) in (self.unsteady or (1, 2))
+        if is_unsteady:
+            return Failed("invalid run: no steady state", is_invalid=True, is_unsteady=True)
+        return super().__call__(settings, setup, directory)
+
+
+def test_a_run_without_a_steady_state_is_repeated_once_with_twice_the_length(tmp_path):
+    server = UnsteadyServer(launches=(1,))
+
+    results = run_search(open_search(tmp_path / "s", server))
+
+    assert server.durations == [1.0, 2.0, *[1.0] * 7]
+    assert [result.attributes.get("longer_run") for result in results] == ["duration = 2", *[None] * 7]
+
+
+def test_a_noise_run_without_a_steady_state_is_left_out_with_a_remark(tmp_path):
+    server = UnsteadyServer(until_s=99.0, launches=(1, 2))
+    search = open_search(tmp_path / "s", server, noise_runs=3)
+
+    results = run_search(search)
+
+    assert len(results) == 8
+    assert search.files.noise().runs == 2
+    assert "no steady state" in search.files.notes()["left out, noise run 1: the defaults"]
+
+
+def test_defaults_without_a_steady_state_end_the_study_with_the_value_to_set(tmp_path):
+    with pytest.raises(CannotMeasureError) as refused:
+        run_search(open_search(tmp_path / "s", UnsteadyServer(until_s=99.0, launches=range(1, 99))))
+
+    assert str(refused.value) == (
+        "invalid run: no steady state (duration = 2 too). Set `duration = 4` in [load] instead of `duration = 1`, "
+        "or raise `warmup`"
+    )
+
+
 def test_an_invalid_noise_run_ends_the_study_with_a_remedy(tmp_path):
     def invalid(settings, setup, directory):
         return Failed("invalid run: no steady state", is_invalid=True)
