@@ -1,7 +1,8 @@
-"""The intervals of a run that ended because an interval was narrow enough: `--converge`.
+"""The intervals of a run that ended because of its own values.
 
-Such an end selects runs whose intervals are narrow by chance, so that these often miss the true value. All intervals of
-the run are therefore wider, by factors chosen by simulation (docs/intervals.md, "Repeated looks").
+`--converge` ends runs whose intervals are narrow by chance, so that these often miss the true value.
+`--stop-at-attainment` and `--stop-when-missed` end runs whose values are far from a target by chance. All intervals of
+such a run are therefore wider (docs/intervals.md, "Repeated looks").
 """
 
 import math
@@ -17,18 +18,27 @@ CONVERGED_FACTOR = 1.35
 CONVERGED_WAIT_FACTOR = 1.7
 """The same for the upper side of a wait: an interval is narrow by chance if few requests waited."""
 
+DECIDED = frozenset(("objective_met", "objective_missed", "limit_missed"))
+"""The stop reasons of a run that ended because a value was decided, in up to 15 looks."""
+DECIDED_FACTOR = 1.5
+"""The length of each side of its intervals: the normal quantile of 5 % over 15 looks (Bonferroni) by that of 5 %."""
+
 WAITS = QUEUE_METRICS | {"ttfat_s", "ttfb_s"}
 
 
 def interval_factor(measured: Measured) -> float:
-    return CONVERGED_FACTOR if measured.window.stop_reason == CONVERGED else 1.0
+    """The length of each side of an interval, divided by that in a run of a planned length."""
+    reason = measured.window.stop_reason
+    return CONVERGED_FACTOR if reason == CONVERGED else DECIDED_FACTOR if reason in DECIDED else 1.0
 
 
 def latency_interval(found: Interval, measured: Measured, column: str) -> Interval:
-    """An interval of a latency; it is widened if the run ended because its intervals were narrow."""
+    """An interval of a latency; it is widened if the run ended because of its own values."""
+    if measured.window.stop_reason != CONVERGED:
+        return found.widened(interval_factor(measured))
     is_blocking = measured.manifest.config.get("stream") is False
     is_wait = column in WAITS or (is_blocking and column in QUEUE_PARTS)
-    return converged_interval(found, is_wait=is_wait) if measured.window.stop_reason == CONVERGED else found
+    return converged_interval(found, is_wait=is_wait)
 
 
 def converged_interval(found: Interval, *, is_wait: bool = False, most: float = math.inf) -> Interval:

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
-from reports.metrics.early_end import CONVERGED, CONVERGED_FACTOR, WAITS, converged_interval
+from loadgen.generator.stop_rules import DECISION_PROBABILITY
+from reports.metrics.early_end import CONVERGED, CONVERGED_FACTOR, DECIDED_FACTOR, WAITS, converged_interval
 from reports.metrics.measured import Measured
 from reports.metrics.named_metrics import metric_interval
 from reports.metrics.summary import Analysis, summarize
@@ -37,6 +39,25 @@ def test_trust_C1_every_interval_of_a_converged_run_is_longer(planned: RunResult
         expected = converged_interval(interval, is_wait=is_wait, most=most)
         assert after[name] == expected or after[name].hi == pytest.approx(expected.hi), name
         assert after[name].lo == pytest.approx(expected.lo), name
+
+
+@pytest.mark.parametrize("reason", ["objective_met", "objective_missed", "limit_missed"])
+def test_trust_C1_every_interval_of_a_run_that_ended_by_a_decision_is_longer(planned: RunResult, reason: str) -> None:
+    ended = dataclasses.replace(planned, manifest=dataclasses.replace(planned.manifest, stop_reason=reason))
+    before, after = (dict(intervals(summarize(run))) for run in (planned, ended))
+
+    assert before.keys() == after.keys()
+    assert {"ttft_co_s mean", "e2e_co_s p50", "tpot_s mean", "gap_s p50", "output_tokens_per_s"} <= before.keys()
+    for name, interval in before.items():
+        expected = interval.widened(1.5, most=1.0 if name in ("error_rate", "slo_attainment") else 1e9)
+        assert after[name].lo == pytest.approx(expected.lo), name
+        assert after[name].hi == pytest.approx(expected.hi), name
+
+
+def test_trust_C1_the_factor_of_a_decision_is_that_of_its_looks() -> None:
+    looks = norm.ppf(DECISION_PROBABILITY) / norm.ppf(0.975)
+
+    assert pytest.approx(looks, abs=0.005) == DECIDED_FACTOR
 
 
 def test_trust_C1_the_interval_of_a_named_metric_is_the_one_of_the_summary(converged: RunResult) -> None:
