@@ -90,8 +90,8 @@ def noise_report() -> Report:
     options = CompareOptions(gated=("output_tokens_per_s", "ttft_p50_ms", "tpot_p50_ms", "error_rate"), shown=())
     runs = [run(level) for level in (1.0, 1.02, 0.97, 1.05, 0.99, 1.01)]
     pairs = [
-        Pair.of_slices([Pair(run(level, 0.01 * slot), run(level + 0.02, 0.02 * slot)) for slot in range(4)])
-        for level in (1.0, 1.03, 0.98)
+        Pair.of_slices([Pair(run(level, 0.01 * slot), run(level + launch, 0.02 * slot)) for slot in range(4)])
+        for level, launch in ((1.0, 0.02), (1.03, -0.01), (0.98, 0.03), (1.01, 0.0))
     ]
     splits = split_noise(pairs, options.gated)
     found = noise_of(runs, options, splits)

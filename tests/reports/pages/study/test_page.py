@@ -306,6 +306,20 @@ def test_a_setting_is_shown_as_its_flag_accepts_it(value: object, text: str) -> 
     assert setting_text(Knob("k"), StudyTrial(0, {"k": value}, TrialOutcome.FEASIBLE)) == text
 
 
+def test_the_sample_has_one_gain_and_one_list_of_settings(study: StudyData, report: Report) -> None:
+    [settings, command], [comparison, _] = (_section(report, each) for each in ("Settings", "Baseline and winner"))
+
+    assert isinstance(settings, Table)
+    assert isinstance(comparison, Table)
+    assert isinstance(command, Text)
+    change = comparison.frame["change, %"].iloc[0]
+    assert report.verdicts[0].sentence.startswith(
+        f"{change.text} % Output tokens/s, 95 % interval {change.interval} %."
+    )
+    flags = [f"--{name.replace('_', '-')}" for name in settings.frame["setting"]]
+    assert [word for word in command.text.split() if word.startswith("--")] == ["--model-id", *flags]
+
+
 def test_below_ten_trials_no_figure_shows_the_shape_of_the_space() -> None:
     names = {plot.name for plot in build_study_report(sample_study(9)).plots}
 
