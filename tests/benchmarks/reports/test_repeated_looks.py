@@ -69,7 +69,7 @@ def test_the_tables_have_fractions():
 
 @pytest.mark.slow
 def test_trust_C1_intervals_of_converged_runs_cover_the_truth():
-    """docs/intervals.md, "Repeated looks": seed 11 is the worst of those that were tried: 23 of 29 where few runs end."""
+    """docs/intervals.md, "Repeated looks": seed 11 is the worst of those tried, 23 of 29 where few runs end."""
     cells = [cell for cell in converged_cells(model_named("M/G/16"), 0.7, runs=100, seed=11) if cell.ended >= 20]
 
     assert len(cells) >= 10
