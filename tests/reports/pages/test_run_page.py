@@ -243,7 +243,8 @@ def test_each_of_several_runs_has_a_column_with_its_change_against_the_first(tmp
     assert "| TTFT | continuous batching |" in text
     assert "|  | static batches | continuous batching |" in text
     [speed] = [line for line in text.splitlines() if line.startswith("| Output tokens/s ↑ |")]
-    assert re.search(r"\| [\d,.]+ \| [\d,.]+ \(\+[\d.]+ %\) \|", speed)
+    value = r"[\d,.]+ \([\d,.]+–[\d,.]+\)"
+    assert re.search(rf"\| {value} \| {value}, \+[\d.]+ % \|", speed)
 
 
 def mixed_runs() -> list[Analysis]:
