@@ -34,7 +34,8 @@ def test_vllm_is_measured_with_forced_lengths_cached_share_and_server_metrics(tm
             result, summary = measured_at(url, tmp_path / f"r{number}")
 
             assert (result.manifest.target["engine"], result.manifest.length_control) == ("vllm", "forced")
-            assert summary["server"]["output_tokens"]["change"] >= 12 * 24
+            # Both servers count the tokens of a request after its response: the last scrape may miss the last requests.
+            assert summary["server"]["output_tokens"]["change"] >= 8 * 24
             assert {"queue_s", "prefill_s", "ttft_s", "gap_s"} <= summary["server"].keys()
         shared = LOAD.model_copy(update={"workload": "shared_prefix", "prefix_tokens": 384, "prefix_groups": 1})
         cached = Analysis.of(measure(shared, target, tmp_path / "shared")).summary["cached"]
@@ -56,6 +57,5 @@ def test_llama_server_reports_its_metrics_and_empties_its_cache(tmp_path):
         result, summary = measured_at(target.url, tmp_path / "r", LOAD.model_copy(update={"reset_cache": True}))
 
     assert result.manifest.target["cache_reset"].startswith("confirmed: ")
-    # It counts the tokens of a request after its response, so the last scrape may miss the last requests.
     assert summary["server"]["output_tokens"]["change"] >= 8 * 24
     assert "prefix_hits" in summary["server"]
