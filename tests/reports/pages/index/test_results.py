@@ -94,7 +94,7 @@ def test_pages_1_every_result_is_listed_with_its_verdict_load_and_numbers(result
             "change the settings",
             "",
             None,
-            "Output tokens/s +18.0 % (+12 to +24), 15 launches",
+            "Output tokens/s +18 % (+12 to +24), 15 launches",
         ),
     }
     assert found["old"].ttft_p95_ms == 25.0
