@@ -40,39 +40,64 @@ class BenchmarkConfig(HubConfig):
         min_length=1, description="Model of the server: hub repository, local directory, or a built-in `preset:NAME`."
     )
     batch_size: Annotated[BatchSizes, FieldSource(short="b", env=(), repeated=True)] = Field(
-        DEFAULT_BATCH_SIZES, description="Requests of a batch; repeat the flag for several sizes."
+        DEFAULT_BATCH_SIZES, description="Number of requests in a batch; repeat the flag for several sizes."
     )
-    sequence_length: Annotated[Positive, FieldSource(short="s")] = Field(10, description="Tokens of each prompt.")
+    sequence_length: Annotated[Positive, FieldSource(short="s")] = Field(
+        10, description="Length of each prompt, in tokens."
+    )
     decode_length: Annotated[int, FieldSource(short="d")] = Field(
-        8, ge=2, description="Tokens that each request generates; the prefill generates the first."
+        8, ge=2, description="Number of tokens that each request generates; the prefill generates the first."
     )
-    runs: Annotated[Positive, FieldSource(short="r")] = Field(10, description="Timed batches of each size.")
-    warmups: Annotated[NonNegative, FieldSource(short="w")] = Field(1, description="Batches of each size before them.")
+    runs: Annotated[Positive, FieldSource(short="r")] = Field(10, description="Number of timed batches of each size.")
+    warmups: Annotated[NonNegative, FieldSource(short="w")] = Field(
+        1, description="Number of untimed batches of each size before the timed ones."
+    )
     master_shard_uds_path: Annotated[str, FieldSource(short="m")] = Field(
         f"{DEFAULT_SOCKET_PREFIX}-0",
         min_length=1,
-        description="Socket of the first model server; the others are found through it.",
+        description="Unix socket of the model server with rank 0, which reports the sockets of the others.",
     )
     serve: Annotated[bool, FieldSource(env=())] = Field(
         False,
-        description="Serve --tokenizer-name for the time of the benchmark, on a socket of its own. Words after `--` are"
-        " flags of `text-generation-server serve`.",
+        description="Start a model server for --tokenizer-name, and stop it after the benchmark. Words after `--` are "
+        "flags of `text-generation-server serve`.",
     )
     overwrite_prefix_cache: Annotated[bool, FieldSource(env=())] = Field(
         False,
-        description="Use a model server with a prefix cache: restart its router afterwards, since the benchmark"
-        " overwrites the cached prefixes.",
+        description="Use a model server that has a prefix cache. The benchmark overwrites the cached prefixes: restart "
+        "the router of this server afterwards.",
     )
-    temperature: float | None = Field(None, gt=0, allow_inf_nan=False, description="Sampling temperature.")
-    top_k: Positive | None = Field(None, description="Sample from the k most probable tokens.")
-    top_p: float | None = Field(None, gt=0, lt=1, description="Sample from the tokens of this probability.")
-    typical_p: float | None = Field(None, gt=0, lt=1, description="Sample from the typical tokens.")
-    repetition_penalty: float | None = Field(None, gt=0, allow_inf_nan=False, description="Penalty of repeated tokens.")
-    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="Penalty of frequent tokens.")
-    watermark: bool = Field(False, description="Add the watermark.")
-    do_sample: bool = Field(False, description="Sample instead of the most probable token.")
-    top_n_tokens: NonNegative | None = Field(None, description="Most probable tokens to return with each token.")
+    temperature: float | None = Field(None, gt=0, allow_inf_nan=False, description="Sampling temperature. Unset: 1.")
+    top_k: Positive | None = Field(None, description="Sample from the k most probable tokens only. Unset: from all.")
+    top_p: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Sample from the most probable tokens whose probabilities add up to this value. Unset: from all.",
+    )
+    typical_p: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="Sample from the most typical tokens whose probabilities add up to this value. Unset: from all.",
+    )
+    repetition_penalty: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Factor above 1 that makes repeated tokens less probable. Unset: 1.",
+    )
+    frequency_penalty: float | None = Field(
+        None, ge=-2, le=2, description="Value subtracted from a token's logit for each time that it occurred. Unset: 0."
+    )
+    watermark: bool = Field(False, description="Add TGI's watermark to the output.")
+    do_sample: bool = Field(False, description="Sample each token. Default: take the most probable one.")
+    top_n_tokens: NonNegative | None = Field(
+        None, description="Number of most probable tokens to return with each token. Unset: none."
+    )
     json_file: Annotated[Path | None, FieldSource(env=())] = Field(
-        None, description="File for every time, with settings and versions."
+        None, description="File to write each measured time to, with settings and versions."
     )
-    html_file: Annotated[Path | None, FieldSource(env=())] = Field(None, description="File for a page of the results.")
+    html_file: Annotated[Path | None, FieldSource(env=())] = Field(
+        None, description="File to write a page of the results to."
+    )

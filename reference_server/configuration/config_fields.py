@@ -1,4 +1,4 @@
-"""Metadata of settings fields: search ranges, sources; and a field as a flag or a variable.
+"""Metadata of settings fields: their ranges for a tuner, and their flags and variables.
 
 The settings themselves are declared in `config.py`.
 """
@@ -43,8 +43,8 @@ class FieldSource:
     """The flag and the variables of a field, if they do not follow from its name.
 
     flag: whether there is a flag; a field without one is passed by variable. env: variables in order of
-    precedence, `()` for none; default: the name in upper case. takes_value: `--sharded true` instead of `--sharded`.
-    digits: the variable may also be `1` or `0`. repeated: the flag is given once for each element.
+    precedence, `()` for none; None for the name in upper case. takes_value: `--sharded true` instead of `--sharded`.
+    digits: the variable may also be `1` or `0`. repeated: the command line has the flag once for each element.
     """
 
     flag: bool = True
@@ -115,7 +115,7 @@ def variables_of(name: str, field: FieldInfo) -> tuple[str, ...]:
 
 
 def is_switch(field: FieldInfo) -> bool:
-    """Whether the flag stands alone, without a value."""
+    """Whether the flag has no value."""
     return field.annotation is bool and not source_of(field).takes_value
 
 

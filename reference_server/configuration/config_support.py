@@ -1,6 +1,6 @@
 """Settings that are declared but not served yet, each with an alternative.
 
-A setting takes effect or is refused by name; none is ignored.
+Every setting takes effect or is refused by name; no setting is ignored.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,9 +28,9 @@ _UNSET = _only(None, (), False)
 UNSUPPORTED_SETTINGS: Mapping[str, UnsupportedSetting] = {
     "attention": UnsupportedSetting(
         lambda value: value != "flashdecoding-ipex",
-        "it needs Intel's extension of torch; auto selects the fastest available kernel",
+        "flashdecoding-ipex needs Intel's extension of torch; use auto, which selects the fastest available kernel",
     ),
-    "ngrok": UnsupportedSetting(_UNSET, "run the ngrok agent beside the server"),
+    "ngrok": UnsupportedSetting(_UNSET, "run the ngrok agent on the server's machine"),
     "check_invariants": UnsupportedSetting(_UNSET, "leave it out"),
     "upload_to_model_id": UnsupportedSetting(_UNSET, "upload the directory with the hub's client"),
 }

@@ -1,4 +1,4 @@
-"""TGI's environment variables without an effect here, each with the reason or the remedy: one warning names those set.
+"""TGI's environment variables without an effect here, each with the reason or the remedy. One warning names those set.
 
 Flags need no table: each of TGI's is a field of `config.py`. Not listed are variables that a library reads, such as
 `HF_HUB_OFFLINE`, and those whose effect is always on, such as `LOG_COLORIZE=1`.
@@ -7,9 +7,9 @@ Flags need no table: each of TGI's is a field of `config.py`. Not listed are var
 from collections.abc import Mapping
 
 _ROCM = "there are no kernels for ROCm"
-_GPTQ = "GPTQ weights have kernels of this server, with or without exllama's package"
+_GPTQ = "GPTQ weights use this server's own kernels"
 _SAGEMAKER = "read by `python -m reference_server.launcher.sagemaker`, the entry point for SageMaker"
-_CHECKPOINT = "the checkpoint's quantization_config has it"
+_CHECKPOINT = "the value comes from the checkpoint's quantization_config"
 
 IGNORED_VARIABLES: Mapping[str, str] = {
     "HF_MODEL_ID": _SAGEMAKER,

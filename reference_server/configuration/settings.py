@@ -5,6 +5,7 @@ Fields are declared in `config.py`; a command's flags, variables, TOML keys and 
 
 import argparse
 import difflib
+import inspect
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -124,7 +125,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(
             prog=program,
             usage=f"{program}{_positional(config_class)} [OPTIONS]",
-            description=(config_class.__doc__ or "").strip(),
+            description=inspect.getdoc(config_class),
             epilog=epilog(config_class),
             allow_abbrev=False,
             add_help=False,
@@ -133,7 +134,9 @@ class _Parser(argparse.ArgumentParser):
         self.config_class = config_class
         general = self.add_argument_group("General")
         general.add_argument("-h", "--help", action="help", help="Print this and exit.")
-        general.add_argument("-V", "--version", action="version", version=f"{program} {_version()}")
+        general.add_argument(
+            "-V", "--version", action="version", version=f"{program} {_version()}", help="Print the version and exit."
+        )
         for title, names in groups(config_class):
             group = self.add_argument_group(title)
             for name in names:

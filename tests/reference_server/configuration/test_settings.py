@@ -251,7 +251,7 @@ def test_help_names_every_flag_its_variable_and_default(capsys: pytest.CaptureFi
         flags = list(flag_words(name, field, "x")) if source_of(field).flag else []
         assert all(word in text for word in flags if word.startswith("--"))
     assert "[default: 0.3] [env: WAITING_SERVED_RATIO]" in text
-    assert "Number of shards; also with --sharded false" in text
+    assert "Number of shards: processes that divide one model, each on its own device." in text
 
 
 def test_no_default_is_a_number_that_cannot_be_written() -> None:
