@@ -17,13 +17,17 @@ def check_model_path(section: ServerSection) -> None:
     """Raises UsageError if the model of a profiled server is a path on this machine, and does not exist."""
     if section.profile is None or not is_path(section.model_id):
         return
-    words = split_command(section.command or find_profile(section.profile).command)
-    is_local = not any(Path(word).name in WITH_OTHER_FILES for word in words)
-    if is_local and any("{model}" in word for word in words) and not Path(section.model_id).exists():
+    command = section.command or find_profile(section.profile).command
+    if not has_other_files(command) and "{model}" in command and not Path(section.model_id).exists():
         raise UsageError(
             f"`model_id` is {section.model_id!r}, but there is no such file or directory; give an existing path, "
-            "relative to the working directory, or a hub id"
+            "relative to the space file (with --model-id: to the working directory), or a hub id"
         )
+
+
+def has_other_files(command: str) -> bool:
+    """Whether a command line starts its server in a container or on another machine. Raises UsageError."""
+    return any(Path(word).name in WITH_OTHER_FILES for word in split_command(command))
 
 
 def is_path(model_id: str) -> bool:

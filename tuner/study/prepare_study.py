@@ -15,6 +15,7 @@ from tuner.config import STUDY_NAME, TuneConfig, study_name
 from tuner.errors import StudyError
 from tuner.servers.model_path import check_model_path
 from tuner.servers.select import server_of
+from tuner.study.space_file import read_space
 
 STUDIES = Path("studies")
 # The values of --quick.
@@ -133,7 +134,7 @@ def read_config(args: argparse.Namespace, space: Mapping[str, Any] | None = None
 
     space: sections of a space, instead of the file in `args`.
     """
-    content = dict(space) if space is not None else parsing.read_toml(args.space) if args.space is not None else {}
+    content = dict(space) if space is not None else read_space(args.space) if args.space is not None else {}
     sections: dict[str, dict[str, Any]] = {}
     for name in SECTIONS:
         section = content.get(name, {})
@@ -166,12 +167,6 @@ def read_config(args: argparse.Namespace, space: Mapping[str, Any] | None = None
     for key in NOT_LOAD:
         if key in sections["load"]:
             raise UsageError(f"`{key}` is not a key of [load]: a study sets it from [server] or [study]")
-    if args.space is not None:
-        _beside_space(sections["load"], "file", args.space.parent)
-        if args.cost is None:
-            _beside_space(sections["study"], "cost", args.space.parent)
-        if args.server_profile is None:
-            _beside_space(sections["server"], "profile", args.space.parent)
     _limit_memory(sections, is_derived=args.space is None and space is None)
     try:
         return parsing.load(TuneConfig, {**content, **sections})
@@ -187,13 +182,6 @@ def _is_valid(content: Mapping[str, Any]) -> bool:
     except UsageError:
         return False
     return True
-
-
-def _beside_space(section: dict[str, Any], key: str, folder: Path) -> None:
-    """Make a relative path of a space file relative to the file's folder. The name of a profile is not a path."""
-    value = section.get(key)
-    if isinstance(value, str) and not Path(value).is_absolute() and (key != "profile" or (folder / value).is_file()):
-        section[key] = str(folder / value)
 
 
 def _limit_memory(sections: dict[str, dict[str, Any]], *, is_derived: bool) -> None:

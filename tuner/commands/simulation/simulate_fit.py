@@ -55,8 +55,9 @@ def calibrate(args: argparse.Namespace) -> int:
     from tuner.simulator.fitting.calibrate import run_calibration
     from tuner.space.search_space import SearchSpace
     from tuner.study.identity import params_of
+    from tuner.study.space_file import read_space
 
-    content = parsing.read_toml(args.space) if args.space is not None else {}
+    content = read_space(args.space) if args.space is not None else {}
     if args.model_id is not None:
         content = {**content, "server": {**content.get("server", {}), "model_id": args.model_id}}
     config = parsing.load(TuneConfig, content)

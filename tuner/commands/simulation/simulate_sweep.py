@@ -29,6 +29,7 @@ from tuner.simulator.predict import Predictor, predict_many
 from tuner.space.parameter import Parameter
 from tuner.space.search_space import SearchSpace
 from tuner.study.identity import params_of
+from tuner.study.space_file import read_space
 
 OBJECTIVE = "output_tokens_per_s"
 PREDICTIONS = "predictions.parquet"
@@ -127,7 +128,7 @@ def space_of(
     path: Path | None, fixed: Mapping[str, Any]
 ) -> tuple[SearchSpace, dict[str, Any], tuple[LimitSection, ...]]:
     """The space of a file, or the default one, without the fixed settings; all fixed settings; the file's limits."""
-    config = parsing.load(TuneConfig, parsing.read_toml(path) if path is not None else {})
+    config = parsing.load(TuneConfig, read_space(path) if path is not None else {})
     whole = SearchSpace.of(params_of(config), config.forbid, server_of(config.server).known)
     searched = tuple(parameter for parameter in whole.parameters if parameter.name not in fixed)
     limits = tuple(limit for limit in config.objective.limit if limit.max is not None)

@@ -18,6 +18,7 @@ from tuner.commands.simulation.simulate_outside import add_outside_flags, valida
 from tuner.config import TuneConfig
 from tuner.simulator.fitting.cost_file import COST_FILE, read_costs
 from tuner.study.prepare_study import PreparedStudy, load_of, stored, with_implied
+from tuner.study.space_file import read_space
 
 if TYPE_CHECKING:
     from tuner.simulator.validate import PredictedLaunch
@@ -81,7 +82,7 @@ def _new_launches(args: argparse.Namespace) -> "tuple[list[PredictedLaunch], Noi
         raise UsageError(f"--configs is {count}, but must be at least 1")
     folder = args.out or Path(VALIDATION)
     if args.space is not None:
-        config = parsing.load(TuneConfig, parsing.read_toml(args.space))
+        config = parsing.load(TuneConfig, read_space(args.space))
         load = load_of(config)
         prepared, files = PreparedStudy(with_implied(config, load), load, folder), None
     else:
