@@ -182,9 +182,10 @@ SUMMARY_KEYS = {
     "speculation": "Null, or the drafts of the window: drafted tokens (`proposed`), those `accepted`, rows of `steps` "
     "with output, `tokens_per_step`, and `proposed` and `accepted` of each of the `positions` in a draft.",
     "structured": "Empty, or a row for each kind of answer, unconstrained answers first: requests, validity with its "
-    "interval, causes of invalid answers, latencies, and their ratios to those of unconstrained answers.",
+    "interval, causes of invalid answers, percentiles of latencies with intervals (`NAME_p50_interval`), and ratios of "
+    "mean latencies to those of unconstrained answers.",
     "adapters": "Empty, or a row for each adapter, the base model (null) first: requests, failed, output "
-    "tokens and latencies.",
+    "tokens, and percentiles of latencies with intervals (`NAME_p50_interval`).",
     "workload.lengths.COLUMN.count": "Requests with a value in this column.",
     "workload.lengths.COLUMN.mean": "Mean.",
     "workload.lengths.COLUMN.min": "Smallest value.",

@@ -3,41 +3,37 @@
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import numpy.typing as npt
 
 from reports.metrics.measured import Measured
+from reports.metrics.requests.group_latencies import group_latencies
+from reports.metrics.requests.request_series import RequestSeries
 from reports.run_schema import NOT_FAILED, Status
-from reports.stats.estimators import is_supported
 
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
-PERCENTILES = (50, 95)
 
 
 def adapters_summary(measured: Measured) -> list[dict[str, Any]]:
     """A row per adapter, the base model (None) first, then by requests; empty if no request names an adapter.
 
-    Equal numbers are in the order of the names. A percentile is None if an adapter has too few requests for it.
+    Equal numbers are in the order of the names.
     """
-    population = measured.population
-    groups = [(str(name), own) for name, own in population.groupby("adapter")]
-    if not groups:
+    names = measured.population["adapter"]
+    counts = sorted(names.dropna().value_counts().items(), key=lambda each: (-each[1], str(each[0])))
+    if not counts:
         return []
-    groups.sort(key=lambda group: (-len(group[1]), group[0]))
-    base = population[population["adapter"].isna()]
-    return [_row(name, own) for name, own in ([(None, base)] if len(base) else []) + groups]
+    series, is_base = RequestSeries.of(measured), np.asarray(names.isna())
+    rows = [_row(series, str(name), np.asarray(names == name)) for name, _ in counts]
+    return [*([_row(series, None, is_base)] if is_base.any() else []), *rows]
 
 
-def _row(name: str | None, own: pd.DataFrame) -> dict[str, Any]:
-    succeeded = own[own["status"] == Status.OK]
-    row: dict[str, Any] = {
+def _row(series: RequestSeries, name: str | None, own: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    population = series.measured.population
+    is_complete = np.asarray(population["status"] == Status.OK)
+    return {
         "adapter": name,
-        "requests": len(own),
-        "failed": int((~own["status"].isin(NOT_FAILED)).sum()),
-        "output_tokens": int(succeeded["output_tokens"].fillna(0).sum()),
+        "requests": int(own.sum()),
+        "failed": int((own & ~np.asarray(population["status"].isin(NOT_FAILED))).sum()),
+        "output_tokens": int(population["output_tokens"][own & is_complete].fillna(0).sum()),
+        **group_latencies(series, own & is_complete, LATENCIES),
     }
-    for latency in LATENCIES:
-        known = succeeded[latency].dropna()
-        for percentile in PERCENTILES:
-            has_enough = is_supported(percentile, len(known))
-            row[f"{latency}_p{percentile}"] = float(np.percentile(known, percentile)) if has_enough else None
-    return row

@@ -44,9 +44,12 @@ class RequestSeries:
             lifetimes(np.asarray(done["start_s"], dtype=np.float64), np.asarray(served, dtype=np.float64)),
         )
 
-    def series(self, name: str) -> QueueSeries:
-        """The known values of a per-request metric, by its column."""
-        population = self.measured.population
+    def series(self, name: str, own: npt.NDArray[np.bool_] | None = None) -> QueueSeries:
+        """The known values of a per-request metric, by its column. own: the requests to use, [population]; None: all.
+
+        The dependence of a part of the requests is at least that of the queue of the whole run.
+        """
+        population = self.measured.population if own is None else self.measured.population[own]
         values = population[name].to_numpy(dtype=np.float64)
         known = ~np.isnan(values)
         part = QUEUE_PARTS.get(name)

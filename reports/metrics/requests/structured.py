@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from reports.metrics.early_end import interval_factor
 from reports.metrics.measured import Measured
+from reports.metrics.requests.group_latencies import group_latencies
 from reports.metrics.requests.request_series import RequestSeries, run_fraction
 from reports.run_schema import Status
 from reports.stats.estimators import Interval
-from reports.stats.queue_intervals import QueueSeries
 
 VALID = "valid"
 LATENCIES = ("ttft_s", "tpot_s")
@@ -33,20 +33,21 @@ def structured_summary(measured: Measured) -> list[dict[str, Any]]:
     if not _structured(measured).any():
         return []
     free = complete & _is_free(measured)
-    rows: list[dict[str, Any]] = [{"kind": None, "requests": int(free.sum()), **_latencies(measured, free)}]
+    series = RequestSeries.of(measured)
+    rows: list[dict[str, Any]] = [
+        {"kind": None, "requests": int(free.sum()), **group_latencies(series, free, LATENCIES)}
+    ]
     for kind in sorted(measured.population["constraint"].dropna().unique()):
         own = complete & np.asarray(measured.population["constraint"] == kind)
         causes = measured.population["validity"][own].value_counts()
-        ratios = {
-            f"{name}_ratio": _ratio(_mean(measured, name, own), _mean(measured, name, free)) for name in LATENCIES
-        }
+        ratios = {f"{name}_ratio": _ratio(_mean(series, name, own), _mean(series, name, free)) for name in LATENCIES}
         rows.append(
             {
                 "kind": str(kind),
                 "requests": int(own.sum()),
                 "validity": _as_json(_validity(measured, own).widened(interval_factor(measured), most=1.0)),
                 "causes": {str(cause): int(count) for cause, count in causes.items() if cause != VALID},
-                **_latencies(measured, own),
+                **group_latencies(series, own, LATENCIES),
                 **{name: _as_json(found) for name, found in ratios.items()},
             }
         )
@@ -72,20 +73,9 @@ def _validity(measured: Measured, own: npt.NDArray[np.bool_]) -> Interval:
     return run_fraction(measured, np.asarray(measured.population["validity"][own] == VALID, dtype=np.bool_))
 
 
-def _latencies(measured: Measured, own: npt.NDArray[np.bool_]) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
-    for name in LATENCIES:
-        known = measured.population[name][own].dropna()
-        for percentile in (50, 95):
-            found[f"{name}_p{percentile}"] = float(np.percentile(known, percentile)) if len(known) else None
-    return found
-
-
-def _mean(measured: Measured, name: str, own: npt.NDArray[np.bool_]) -> Interval:
+def _mean(series: RequestSeries, name: str, own: npt.NDArray[np.bool_]) -> Interval:
     """The mean of a latency over the requests `own`, [population], with the dependence of the run."""
-    values = measured.population[name].to_numpy(dtype=np.float64)[own]
-    found = QueueSeries.of(values[~np.isnan(values)], RequestSeries.of(measured).state).mean()
-    return found.interval.widened(interval_factor(measured))
+    return series.series(name, own).mean().interval.widened(interval_factor(series.measured))
 
 
 def _ratio(value: Interval, base: Interval) -> Interval:

@@ -7,12 +7,13 @@ import pandas as pd
 
 from reports.document import Section, Table
 from reports.metrics.summary import Analysis
+from reports.pages.sections.latency_tables import UNSUPPORTED, group_percentile
 
 BASE = "base model"
 NOTE = (
-    "Requests that started in the window, by the adapter that they named; latencies of complete answers, where an "
-    "adapter has enough of them. Rows share the server's batches, so a slow adapter delays the others: compare with a "
-    "run without adapters for their cost."
+    "Requests that started in the window, by the adapter that they named; latencies of complete answers with 95 % "
+    f"intervals. – marks too few requests for the percentile. {UNSUPPORTED} Rows share the server's batches, so a slow "
+    "adapter delays the others: compare with a run without adapters for their cost."
 )
 TITLES = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "E2E"))
 
@@ -30,7 +31,7 @@ def adapters_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:
 def adapters_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """A row per adapter."""
     total = max(1, sum(row["requests"] for row in rows))
-    return pd.DataFrame([_row(row, total) for row in rows]).dropna(axis=1, how="all")
+    return pd.DataFrame([_row(row, total) for row in rows], dtype=object).dropna(axis=1, how="all")
 
 
 def _row(row: Mapping[str, Any], total: int) -> dict[str, Any]:
@@ -43,6 +44,5 @@ def _row(row: Mapping[str, Any], total: int) -> dict[str, Any]:
     }
     for name, title in TITLES:
         for percentile in (50, 95):
-            value = row[f"{name}_p{percentile}"]
-            shown[f"{title} p{percentile}, ms ↓"] = None if value is None else 1e3 * value
+            shown[f"{title} p{percentile}, ms ↓"] = group_percentile(row, name, f"p{percentile}")
     return shown

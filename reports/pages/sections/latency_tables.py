@@ -83,6 +83,15 @@ def percentile(metric: Mapping[str, Any], name: str) -> Estimate:
     return scaled(metric["percentiles"][name], 1e3, is_high=name in HIGH_PERCENTILES)
 
 
+def group_percentile(row: Mapping[str, Any], latency: str, name: str) -> Estimate | None:
+    """A percentile of a latency in ms, of a row of `adapters` or `structured` in a summary; None without one."""
+    value = row[f"{latency}_{name}"]
+    if value is None:
+        return None
+    bounds = row[f"{latency}_{name}_interval"]
+    return scaled({"value": value, **bounds}, 1e3, is_high=name in HIGH_PERCENTILES)
+
+
 def _mean(metric: Mapping[str, Any]) -> Estimate:
     """The mean of a latency in ms."""
     interval = metric.get("mean_interval", NO_INTERVAL)

@@ -7,14 +7,15 @@ import pandas as pd
 
 from reports.document import Estimate, Section, Table
 from reports.metrics.summary import Analysis
-from reports.pages.sections.latency_tables import scaled
+from reports.pages.sections.latency_tables import UNSUPPORTED, group_percentile, scaled
 
 KINDS = {None: "unconstrained", "schema": "JSON schema", "tool": "tool call"}
 CAUSES = (("cut", "cut at the limit"), ("not_json", "not JSON"), ("not_in_schema", "not in the schema"))
 NOTE = (
-    "Complete answers that started in the window. Valid: JSON that its schema accepts, with a 95 % interval. A ratio "
-    "is a mean latency divided by that of the unconstrained answers: the cost that only structured answers have. A "
-    "mask that delays a whole step delays both; compare with a run without --structured for this cost."
+    "Complete answers that started in the window, with 95 % intervals. Valid: JSON that its schema accepts. – marks "
+    f"too few answers for the percentile. {UNSUPPORTED} A ratio is a mean latency divided by that of the unconstrained "
+    "answers: the cost that only structured answers have. A mask that delays a whole step delays both; compare with a "
+    "run without --structured for this cost."
 )
 
 
@@ -30,7 +31,7 @@ def structured_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:
 
 def structured_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """A row per kind of answer."""
-    return pd.DataFrame([_row(row) for row in rows]).dropna(axis=1, how="all")
+    return pd.DataFrame([_row(row) for row in rows], dtype=object).dropna(axis=1, how="all")
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,8 +41,7 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
     shown |= {title: None if causes is None else causes.get(cause, 0) for cause, title in CAUSES}
     for name, title in (("ttft_s", "TTFT"), ("tpot_s", "TPOT")):
         for percentile in (50, 95):
-            value = row[f"{name}_p{percentile}"]
-            shown[f"{title} p{percentile}, ms ↓"] = None if value is None else 1e3 * value
+            shown[f"{title} p{percentile}, ms ↓"] = group_percentile(row, name, f"p{percentile}")
         shown[f"{title} ÷ unconstrained"] = _scaled(row.get(f"{name}_ratio"), 1.0)
     return shown
 

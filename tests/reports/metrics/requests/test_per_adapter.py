@@ -1,21 +1,46 @@
 """The rows of adapters: the base model first, then by requests, and by name where these are equal."""
 
-from types import SimpleNamespace
+from collections.abc import Sequence
 
-import pandas as pd
+from reports.metrics.summary import Analysis
+from reports.pages.sections.adapters import adapters_table
+from reports.run_store import RunResult
+from tests.support.samples.sample_run import SampleLoad, sample_run
 
-from reports.metrics.requests.per_adapter import adapters_summary
+
+def run_of(names: Sequence[str | None], load: SampleLoad | None = None) -> RunResult:
+    """A run whose requests name these adapters in turn."""
+    run = sample_run(load or SampleLoad(duration_s=3, warmup_s=0, rate=8 / 3, failure_share=0.0))
+    for number, record in enumerate(run.records):
+        record.adapter = names[number % len(names)]
+    return run
 
 
 def test_adapters_are_ordered_by_requests_and_then_by_name() -> None:
-    names = ["b", "d", "a", "d", None, "c", "a10", "b"]
-    columns = {"status": "ok", "output_tokens": 3, "ttft_s": 0.1, "tpot_s": 0.01, "e2e_s": 0.2}
-
-    rows = adapters_summary(SimpleNamespace(population=pd.DataFrame({"adapter": names, **columns})))
+    rows = Analysis.of(run_of(["b", "d", "a", "d", None, "c", "a10", "b"])).summary["adapters"]
 
     assert [row["adapter"] for row in rows] == [None, "b", "d", "a", "a10", "c"]
     assert [row["requests"] for row in rows] == [1, 2, 2, 1, 1, 1]
 
 
 def test_without_adapters_there_are_no_rows() -> None:
-    assert adapters_summary(SimpleNamespace(population=pd.DataFrame({"adapter": [None, None]}))) == []
+    assert Analysis.of(run_of([None])).summary["adapters"] == []
+
+
+def test_percentiles_have_the_intervals_of_the_run_and_few_requests_have_none() -> None:
+    load = SampleLoad(duration_s=120, rate=4, failure_share=0.0)
+    whole = Analysis.of(sample_run(load)).summary["metrics"]["tpot_s"]["percentiles"]["p50"]
+
+    [only] = Analysis.of(run_of(["a"], load)).summary["adapters"]
+    rows = Analysis.of(run_of(["a"] * 60 + ["rare"], load)).summary["adapters"]
+
+    assert only["tpot_s_p50"] == whole["value"]
+    assert only["tpot_s_p50_interval"] == {"lo": whole["lo"], "hi": whole["hi"], "needed": None}
+    common, rare = rows
+    assert common["tpot_s_p50_interval"]["lo"] < common["tpot_s_p50"] < common["tpot_s_p50_interval"]["hi"]
+    assert common["tpot_s_p95_interval"]["needed"] > common["requests"]
+    assert rare["tpot_s_p95"] is None
+    table = adapters_table(rows)
+    assert "–" in table["TPOT p50, ms ↓"][0].interval
+    assert str(table["TPOT p95, ms ↓"][0]).startswith("≥")
+    assert table["TPOT p95, ms ↓"][1] is None

@@ -1,0 +1,23 @@
+"""The table of structured answers: counts are whole, percentiles have intervals."""
+
+from reports.document import Estimate
+from reports.metrics.summary import Analysis
+from reports.pages.sections.structured import structured_table
+from reports.renderers.markdown import cell_text, is_numeric
+from tests.support.samples.sample_run import SampleLoad, sample_run
+
+
+def test_counts_are_whole_and_percentiles_have_intervals() -> None:
+    run = sample_run(SampleLoad(duration_s=120, rate=4, failure_share=0.0))
+    for number, record in enumerate(run.records):
+        if number % 3 == 0:
+            record.constraint, record.validity = "schema", "cut" if number % 30 == 0 else "valid"
+    rows = Analysis.of(run).summary["structured"]
+
+    table = structured_table(rows)
+
+    assert table["answers"].tolist() == ["unconstrained", "JSON schema"]
+    cut = rows[1]["causes"]["cut"]
+    assert [cell_text(each) for each in table["cut at the limit"]] == ["–", str(cut)]
+    assert is_numeric(table["cut at the limit"])
+    assert all(isinstance(each, Estimate) and each.interval for each in table["TPOT p50, ms ↓"])
