@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support import environment
+from tests.support.shared_compiling import import_own_part
 
 if TYPE_CHECKING:
     from tests.support.forked_loads import LoadsOfTests
@@ -21,6 +22,11 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 SLOW_LIMIT_S = 1800
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    if process := getattr(session.config, "workerinput", None):
+        import_own_part(session.config, int(process["workerid"].removeprefix("gw")), process["workercount"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
