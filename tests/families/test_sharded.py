@@ -33,26 +33,18 @@ AT_TWO = [
     *("falcon-groups", "falcon-serial", "falcon-alibi"),
 ]
 AT_FOUR = ("llama", "bloom", "mixtral", "falcon-groups", "olmo2")
-# Separate, packed, transposed and interleaved projections, a shared K/V head, experts, latent attention, ALiBi, and a
-# norm of all heads. The others run in the slow test.
-SHORT = (
-    "llama-tied-llama3-rope",
-    "qwen2",
-    "mixtral",
-    "bloom-6-heads",
-    "gpt2",
-    "phi3",
-    "deepseek-v3",
-    "falcon",
-    "olmo2",
-)
+# Experts, interleaved projections with ALiBi, latent attention, and a norm of all heads. Models with adapters and
+# quantized ones below have separate, packed and transposed projections and a shared K/V head. The others run in the
+# slow test.
+SHORT = ("mixtral", "bloom-6-heads", "deepseek-v3", "olmo2")
 
 # GPT-2 has transposed weights, Phi-3 packed projections; with act-order, groups are spread over the ranks.
 QUANTIZED = [
     *(("llama", method) for method in ("gptq-act-order", "awq", "fp8-block", "ct-int4-zeros", "ct-int8")),
     *(("gpt2", "gptq"), ("phi3", "awq"), ("mixtral", "gptq")),
 ]
-QUANTIZED_SHORT = [("llama", "gptq-act-order"), ("llama", "ct-int8"), ("gpt2", "gptq"), ("phi3", "awq")]
+# Llama's quantized weights run with adapters below.
+QUANTIZED_SHORT = [("gpt2", "gptq"), ("phi3", "awq")]
 
 # Two ranks divide the K/V heads of Llama and share that of Qwen2.
 EIGHT_BIT_CACHES = [("llama", "fp8_e4m3fn"), ("qwen2", "fp8_e5m2")]
