@@ -28,7 +28,7 @@ from reference_server.model_server.drafting import Drafter, count_by_place
 from reference_server.model_server.forward.inputs import Forward, build_inputs, is_decode
 from reference_server.model_server.generations import Generations, joined
 from reference_server.model_server.sequence import Sequence
-from reference_server.model_server.speculation.hidden_states import HiddenRow
+from reference_server.model_server.speculation.hidden_states import HiddenRow, HiddenStates
 from reference_server.model_server.step_state import DecodePlan, Draft, LogitSpan, StepState
 from reference_server.model_server.token_choice import ChoiceRows, ChoosingOptions, TokenChoice
 from reference_server.tokenizer import Tokenizer
@@ -204,15 +204,15 @@ class Stepper:
         started = time.perf_counter_ns()
         drafts = self._drafts(rows) if newest is None else ()
         inputs = build_inputs(batch, self._prompt_logprobs, rows, newest, drafts)
+        kept = self._kept_hidden(inputs.sampled)
         logits = self.forward(inputs)
         choice = chooser = hidden = None
         if inputs.sampled:
             sampled_rows = inputs.sampled_rows
             index = None if sampled_rows is None else to_device(sampled_rows, logits.device)
             sampled_logits = logits if index is None else logits[index]
-            if self._state.hidden is not None and self.drafter is not None and self.drafter.may_look(inputs.sampled):
-                states = self._state.hidden.rows
-                hidden = states if states is None or index is None else states[index]
+            if kept is not None:
+                hidden = kept.rows if kept.rows is None or index is None else kept.rows[index]
             of_rows = ChoiceRows.with_drafts(inputs.sampled, drafts) if drafts else ChoiceRows.of(inputs.sampled)
             choice, chooser = self._choice.choose(batch.chooser, of_rows, sampled_logits, newest)
         # A decode step has no prompt tokens to predict.
@@ -295,6 +295,14 @@ class Stepper:
             return self.launch(batch, rows, newest)
         except Exception as error:
             return FailedStep(rows, error)
+
+    def _kept_hidden(self, sampled: tuple[Sequence, ...]) -> HiddenStates | None:
+        """The hidden states of the next forward if the step after it may look for drafts of these rows."""
+        kept = self._state.hidden
+        if kept is None:
+            return None
+        kept.is_read = bool(sampled) and self.drafter is not None and self.drafter.may_look(sampled)
+        return kept if kept.is_read else None
 
     def _drafts(self, rows: tuple[Sequence, ...]) -> tuple[Draft, ...]:
         """Drafts for a decode step of these rows; a step with prompts has none."""

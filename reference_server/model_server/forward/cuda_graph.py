@@ -120,6 +120,8 @@ class GraphedForward:
         num_blocks = blocks_for(max_total_tokens, self._block_size)
         self.inputs = StaticInputs.empty(max(sizes), num_blocks, self._forward.device)
         runner = self._make_runner()
+        if self._forward.hidden is not None:
+            self._forward.hidden.is_read = True
         for size in sorted(sizes, reverse=True):
             try:
                 self._replays[size] = runner.capture(self.make_step(self.inputs, size, max_total_tokens))
@@ -141,7 +143,7 @@ class GraphedForward:
         self._upload(inputs, size)
         logits = self._replays[size]()
         self._plan, self._size, self._positions = inputs.plan, size, inputs.positions + 1
-        if self._forward.hidden is not None:
+        if self._forward.hidden is not None and self._forward.hidden.is_read:
             # A copy: it is read after the next replay too.
             self._forward.hidden.rows = self._hidden[size][: len(inputs.positions)].clone()
         return logits[: len(inputs.positions)]

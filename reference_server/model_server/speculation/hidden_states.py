@@ -6,12 +6,16 @@ from torch import Tensor
 
 
 class HiddenStates:
-    """Keeps the input of the output head in the last forward: [logit rows, hidden], in the model's dtype."""
+    """Keeps the input of the output head in the last forward: [logit rows, hidden], in the model's dtype.
 
-    __slots__ = ("rows",)
+    is_read: whether drafts are read from the next forward; one without drafts after it need not copy its states.
+    """
+
+    __slots__ = ("is_read", "rows")
 
     def __init__(self) -> None:
         self.rows: Tensor | None = None
+        self.is_read = True
 
 
 class HiddenRow(NamedTuple):

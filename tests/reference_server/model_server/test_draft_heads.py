@@ -120,6 +120,24 @@ async def test_in_bfloat16_the_compiled_walk_gives_heads_what_the_head_reads() -
         shard.close()
 
 
+async def test_steps_that_no_draft_follows_keep_no_hidden_states() -> None:
+    shard = preset("tiny-llama-medusa")
+    engine = shard.engine
+    drafter, kept = engine.stepper.drafter, engine.state.hidden
+    assert kept is not None
+    parameters, stopping = ChooserParameters(), StoppingParameters(NUM_TOKENS, ignore_eos_token=True)
+
+    engine.stepper.drafter = None
+    plain = await answers(shard, parameters, stopping)
+    assert not kept.is_read
+    engine.stepper.drafter = drafter
+    drafted = await answers(shard, parameters, stopping)
+    shard.close()
+
+    assert num_accepted(plain) == 0 < num_accepted(drafted)
+    assert kept.is_read
+
+
 @pytest.mark.parametrize(
     "quantize", ["eetq", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bitsandbytes-nf4", "fp8"))]
 )

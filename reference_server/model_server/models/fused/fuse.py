@@ -166,7 +166,7 @@ class FusedDecoder:
         if self._compiled is None or index is not None or not self._compiled.takes_step():
             return None
         hidden, table = self._first_hidden(inputs_embeds, positions), self._rotary_table(max_position)
-        if self.kept is None:
+        if self.kept is None or not self.kept.is_read:
             result = self._compiled(hidden, table, positions)
             return result if self._compiled.has_head else self.head(result)
         self.kept.rows = torch.empty_like(hidden) if self._compiled.has_head else None
