@@ -1,6 +1,8 @@
-"""The benchmark of drafts measures where it knows least."""
+"""The benchmark of drafts measures where it knows least, with one engine for all arms."""
 
-from benchmarks.engine.speculation import FEWEST_ROUNDS, MeasuredDrafts, interval, next_cell
+from benchmarks.engine.speculation import FEWEST_ROUNDS, arms_of, interval, next_cell, table
+from benchmarks.engine.speculation_engine import AGAIN, PLAIN, Arm, MeasuredDrafts, SwitchedEngine
+from benchmarks.engine.speculation_texts import prompts
 
 COPY, FREE = ("copy", 1), ("free", 1)
 
@@ -29,3 +31,22 @@ def test_it_ends_when_all_intervals_are_narrow() -> None:
     cells = {COPY: measured(COPY, 0.5), FREE: measured(FREE, 0.0)}
 
     assert next_cell(cells, {COPY: 40, FREE: 40}, 0.01) is None
+
+
+async def test_one_engine_decodes_with_and_without_drafts_in_turn() -> None:
+    model = "preset:tiny-llama-medusa"
+    arms = arms_of(model, speculate=[2, 5], fixed=[4])
+    assert arms == [PLAIN, AGAIN, Arm(2), Arm(4, is_adaptive=False)]
+    engine = await SwitchedEngine.load(model, 4)
+    requests = list(prompts("copy", 2, seed=1))
+    measured = [MeasuredDrafts(model, "copy", 2, arm.name) for arm in arms]
+
+    ids = [await engine.run(engine.drafter(arm), requests, found) for arm, found in zip(arms, measured, strict=True)]
+    engine.close()
+
+    assert all(each == ids[0] for each in ids)
+    assert [found.tokens > found.steps for found in measured[:2]] == [False, False]
+    assert measured[3].tokens > measured[3].steps
+    assert sum(measured[0].proposed) == sum(measured[1].proposed) == 0
+    assert measured[2].proposed[2] == 0
+    assert "no drafts again" in table(measured)
