@@ -3,7 +3,6 @@
 import logging
 import math
 import random
-import statistics
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
@@ -54,6 +53,14 @@ class StepKind(NamedTuple):
     parameters: ChooserParameters = ChooserParameters()
 
 
+class LookSteps(NamedTuple):
+    """The fastest times in ns of a step, of a look, and of a look with the step after it."""
+
+    step_ns: float
+    look_ns: float
+    both_ns: float
+
+
 class DraftCost:
     """Steps sequences of its own through `stepper`, in blocks that no request has yet.
 
@@ -87,15 +94,19 @@ class DraftCost:
             by_size = self._by_size()
             kinds = [*map(StepKind, by_size), *others]
             times = [*by_size.values(), *map(self._time_ns, others)]
-            looks = [[self._look_ns(drafter, size)] for size in LOOKED_AT]
+            looks = [self._look_times(drafter, size) for size in LOOKED_AT]
             for _ in range(MORE_PASSES):
                 times = [
                     min(ns, self._time_ns(kind)) if ns < SHORT_NS else ns for kind, ns in zip(kinds, times, strict=True)
                 ]
-                for size, found in zip(LOOKED_AT, looks, strict=True):
-                    found.append(self._look_ns(drafter, size))
+                looks = [
+                    LookSteps(*map(min, found, self._look_times(drafter, size)))
+                    for size, found in zip(LOOKED_AT, looks, strict=True)
+                ]
         rows_ns = by_rows(dict(zip(by_size, times, strict=False)), MOST_VERIFIED_ROWS)
-        proposal_ns = by_rows(dict(zip(LOOKED_AT, map(statistics.median, looks), strict=True)), MOST_VERIFIED_ROWS)
+        proposal_ns = by_rows(
+            {size: self._look_ns(found) for size, found in zip(LOOKED_AT, looks, strict=True)}, MOST_VERIFIED_ROWS
+        )
         many, sampled, alone, together = times[len(by_size) :]
         few = rows_ns[ROWS - 1]
         key_ns = (many - few) / (ROWS * max(1, many_keys - FEW_KEYS))
@@ -139,8 +150,11 @@ class DraftCost:
                 break
         return measured
 
-    def _look_ns(self, drafter: Drafter, size: int) -> float:
-        """The time that looking for drafts of so many sequences adds to the step after it.
+    def _look_ns(self, found: "LookSteps") -> float:
+        return float(self._group.minimum(int(max(found.look_ns, found.both_ns - found.step_ns))))
+
+    def _look_times(self, drafter: Drafter, size: int) -> "LookSteps":
+        """Steps with and without a look for drafts of so many sequences before them.
 
         Both use the caches of the processor: heads that were read before every step are four times as fast as heads
         that are read now and then, and the step after them reads its own weights from memory.
@@ -150,7 +164,7 @@ class DraftCost:
         looking = Drafter(drafter.source, drafter.speculate)
         rows = tuple(self._sequence(row, FEW_KEYS, ChooserParameters()) for row in range(size))
         batch = SequenceBatch(0, rows, self._block_size)
-        plain_ns = with_look_ns = alone_ns = math.inf
+        fastest = LookSteps(math.inf, math.inf, math.inf)
         for _ in range(1 + REPEATS):
             started = time.perf_counter_ns()
             batch = self._stepped(batch)
@@ -160,10 +174,9 @@ class DraftCost:
             stepped = time.perf_counter_ns()
             batch = self._stepped(batch)
             # The first steps and the first look build what the others reuse; they are the slowest.
-            plain_ns = min(plain_ns, looked - started)
-            alone_ns = min(alone_ns, stepped - looked)
-            with_look_ns = min(with_look_ns, time.perf_counter_ns() - looked)
-        return float(self._group.minimum(int(max(alone_ns, with_look_ns - plain_ns))))
+            spent = looked - started, stepped - looked, time.perf_counter_ns() - looked
+            fastest = LookSteps(*map(min, fastest, spent))
+        return fastest
 
     def _stepped(self, batch: SequenceBatch) -> SequenceBatch:
         return self._stepper.step(batch).batch or batch

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 from reference_server.messages import DraftCounts, NoDraft
 from reference_server.model_server.speculation.acceptance import DraftHistory, overall_rates
 from reference_server.model_server.speculation.draft_budget import DraftBudget
-from reference_server.model_server.speculation.draft_lengths import DraftCandidate, can_pay, draft_lengths
+from reference_server.model_server.speculation.draft_lengths import (
+    DraftCandidate,
+    can_pay,
+    draft_lengths,
+    expected_tokens,
+)
 from reference_server.model_server.speculation.look_times import LONGEST_PAUSE, LookTimes, longest_pause
+from reference_server.model_server.speculation.look_value import OVERALL_DECAY, LookValue
 from reference_server.model_server.speculation.ngram import (
     NGRAM_PRIORS,
     NgramDraft,
@@ -68,6 +74,7 @@ class Drafter:
         self._overall = overall_rates(source.priors)
         self._budget = DraftBudget()
         self._looks = LookTimes()
+        self._look_value = LookValue(decay=OVERALL_DECAY)
         self._saved_by_token_ns = 0.0
         self._undrafted = dict.fromkeys(NoDraft, 0)
 
@@ -82,6 +89,7 @@ class Drafter:
         self._overall = overall_rates(self.source.priors)
         self._budget = DraftBudget()
         self._looks = LookTimes()
+        self._look_value = LookValue(decay=OVERALL_DECAY)
 
     def pays(self, num_rows: int) -> bool:
         """Whether a step of so many sequences may have drafts."""
@@ -136,21 +144,21 @@ class Drafter:
         num_right = sum(self._history(rows[row]).settle(rows[row].ids) for row in due)
         if 2 * num_right >= len(due):
             self._looks.look_again()
-        lengths, pays = self._lengths(rows, due, found, look_ns, cost)
-        self._looks.looked(pays, longest_pause(look_ns, plain_ns))
+        lengths, values = self._lengths(rows, due, found, look_ns, cost)
         longest = longest_pause(cost.proposing_ns(1), plain_ns)
+        pays = False
         drafts: list[Draft] = [()] * num_rows
-        for row, length, (ids, levels) in zip(due, lengths, found, strict=True):
-            history = self._history(rows[row])
+        for row, length, value, (ids, levels) in zip(due, lengths, values, found, strict=True):
+            history, num_ids = self._history(rows[row]), len(rows[row].ids)
+            self._look_value.add(value)
+            pays |= history.looked(value, num_ids, longest)
             if length:
                 history.drafted(levels)
                 drafts[row] = tuple(ids[:length])
-                continue
-            num_ids = len(rows[row].ids)
-            history.pause(num_ids, longest)
-            if ids:
+            elif ids:
                 self.leave_out(NoDraft.COST, 1)
                 history.guess(num_ids, ids[0], levels[0])
+        self._looks.looked(pays, longest_pause(look_ns, plain_ns))
         if not any(lengths):
             return ()
         self._saved_by_token_ns = plain_ns / num_rows
@@ -236,14 +244,17 @@ class Drafter:
         found: SequenceOf[ProposedDraft],
         look_ns: float,
         cost: StepCost,
-    ) -> tuple[list[int], bool]:
-        """The tokens to verify of each proposal, which the budget pays; whether they pay for the look too.
+    ) -> tuple[list[int], list[float]]:
+        """The tokens to verify of each proposal, which the budget pays; and the value of each row's look.
 
-        The time of the look is spent in any case, so it does not make a draft worse, but the next look.
+        The time of the look is spent in any case, so it does not make a draft worse, but it lowers the value of the
+        look: the plain tokens that the row is expected to save by it.
         """
-        nothing = [0] * len(due), False
+        token_ns = cost.plain_ns(len(rows)) / len(rows)
+        look_tokens = look_ns / len(due) / token_ns
+        nothing = [0] * len(due)
         if not any(ids for ids, _ in found):
-            return nothing
+            return nothing, [-look_tokens] * len(due)
         candidates = [NO_CANDIDATE] * len(rows)
         for row, (_, levels) in zip(due, found, strict=True):
             sequence, history = rows[row], self._history(rows[row])
@@ -251,10 +262,15 @@ class Drafter:
             candidates[row] = DraftCandidate(rates, sequence.cache_len, sequence.request.parameters.samples)
         lengths = draft_lengths(candidates, cost)
         added_ns = self._added_ns(candidates, lengths, cost)
+        added_tokens = added_ns / token_ns / max(1, sum(lengths))
+        values = [
+            expected_tokens(candidates[row].rates[: lengths[row]]) - lengths[row] * added_tokens - look_tokens
+            for row in due
+        ]
         if not self._budget.allows(added_ns):
-            return nothing
+            return nothing, values
         self._budget.add(-added_ns)
-        return [lengths[row] for row in due], any(draft_lengths(candidates, cost, look_ns))
+        return [lengths[row] for row in due], values
 
     def _added_ns(self, candidates: SequenceOf[DraftCandidate], lengths: SequenceOf[int], cost: StepCost) -> float:
         """The time of verifying these drafts, beside the step."""
@@ -265,7 +281,7 @@ class Drafter:
 
     def _history(self, sequence: Sequence) -> DraftHistory:
         if sequence.draft_history is None:
-            sequence.draft_history = DraftHistory(self._overall)
+            sequence.draft_history = DraftHistory(self._overall, self._look_value.mean)
         return sequence.draft_history
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from reference_server.model_server.speculation.look_value import LookValue
+
 DECAY = 0.85
 """Weight of a token's outcome once the next one is known: the estimate follows the last six or so."""
 OVERALL_DECAY = 0.98
@@ -50,15 +52,17 @@ class Guess:
 class DraftHistory:
     """The estimates of one request, by the level of a token; and when to draft for it again.
 
-    overall: the rates of all requests; they are the initial rates of this request, and it updates them. After a look
-    without a draft to verify, the pause of the request is twice as many tokens as the last one; a correct guess ends
-    it.
+    overall: the rates of all requests; they are the initial rates of this request, and it updates them. look_value:
+    the mean value of their looks. While looks for this request have saved time in the mean, every token has one. After
+    any other look without a draft worth its cost, the pause of the request is twice as many tokens as the last one; a
+    correct guess ends it.
     """
 
-    __slots__ = ("_guess", "_levels", "_overall", "_pause", "_rates", "look_at")
+    __slots__ = ("_guess", "_levels", "_look_value", "_overall", "_pause", "_rates", "look_at")
 
-    def __init__(self, overall: Sequence[AcceptanceRate]) -> None:
+    def __init__(self, overall: Sequence[AcceptanceRate], look_value: float = 0.0) -> None:
         self._overall = overall
+        self._look_value = LookValue(look_value)
         self._rates = [AcceptanceRate(each.value) for each in overall]
         self._guess: Guess | None = None
         self._pause = 1
@@ -72,15 +76,22 @@ class DraftHistory:
     def drafted(self, levels: Sequence[int]) -> None:
         """A draft with tokens of these levels is being verified."""
         self._levels = levels
-        self._pause = 1
 
     def verified(self, num_accepted: int, num_verified: int) -> None:
         """Count the draft of a step: its accepted tokens, and the first refused one if there is one."""
         for place in range(min(num_accepted + 1, num_verified)):
             self._add(self._levels[place], place < num_accepted)
 
-    def pause(self, num_ids: int, longest: int = SHORTEST_LONGEST_PAUSE) -> None:
-        """Skip the search for drafts for some tokens."""
+    def looked(self, value: float, num_ids: int, longest: int = SHORTEST_LONGEST_PAUSE) -> bool:
+        """Count a look of this value after `num_ids` ids; returns whether the next token has a look again."""
+        self._look_value.add(value)
+        if value > 0 or self._look_value.mean > 0:
+            self._pause = 1
+            return True
+        self._skip(num_ids, longest)
+        return False
+
+    def _skip(self, num_ids: int, longest: int) -> None:
         self.look_at = num_ids + min(self._pause, longest)
         self._pause = min(2 * self._pause, longest)
 

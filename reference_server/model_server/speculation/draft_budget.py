@@ -9,11 +9,12 @@ import math
 
 LOSS_SHARE = 0.015
 """Share of the time of plain decoding that may be lost."""
-FIRST_STEPS = 2.0
-"""Plain steps whose time may be lost before anything is saved."""
-MOST_STEPS = 8.0
-"""Plain steps whose time may be lost in a row after drafts that saved time: a few refused drafts do not stop
-drafting."""
+FIRST_STEPS = 16.0
+"""Plain steps whose time may be lost before anything is saved, once in the life of a server: a few looks of draft
+heads, of which some find nothing."""
+MOST_STEPS = 32.0
+"""Plain steps whose time may be lost in a row after drafts that saved time. Outcomes vary by more than a step: with a
+smaller reserve, drafts that save time in the mean would soon have to wait."""
 
 
 class DraftBudget:

@@ -57,6 +57,15 @@ def draft_lengths(
     return lengths
 
 
+def expected_tokens(rates: Sequence[float]) -> float:
+    """The mean number of accepted tokens of a draft.
+
+    >>> expected_tokens([0.5, 0.5])
+    0.75
+    """
+    return sum(accumulate(rates, lambda gain, rate: gain * rate))
+
+
 def can_pay(num_rows: int, speculate: int, cost: StepCost) -> bool:
     """Whether good drafts would make a batch of this many rows faster, so that a search for them can save time.
 

@@ -74,19 +74,43 @@ def test_a_request_without_drafts_is_left_alone_for_longer_each_time() -> None:
     ids = [0] * 100
     for _ in range(6):
         before = history.look_at
-        history.pause(history.look_at)
+        assert not history.looked(-0.1, history.look_at)
         pauses.append(history.look_at - before)
 
     assert pauses == [1, 2, 4, 8, SHORTEST_LONGEST_PAUSE, SHORTEST_LONGEST_PAUSE]
     history.guess(50, 0, level=2)
     history.settle(ids)
-    history.pause(60)
+    history.looked(-0.1, 60)
     assert history.look_at == 61
 
 
 def test_a_longer_pause_is_allowed_where_looking_is_dear() -> None:
     history = DraftHistory(rates())
     for _ in range(6):
-        history.pause(history.look_at, longest=30)
+        history.looked(-0.1, history.look_at, longest=30)
 
     assert history.look_at == 1 + 2 + 4 + 8 + 16 + 30
+
+
+def test_looks_that_save_time_in_the_mean_are_made_at_every_token() -> None:
+    history = DraftHistory(rates())
+    # Each second look of draft heads finds a draft that saves more than the looks cost.
+    made = [history.looked(value, 10) for value in (1.5, -0.8) * 10]
+
+    assert all(made)
+    assert history.look_at == 0
+
+
+def test_looks_that_lose_time_in_the_mean_become_rare_although_some_find_a_draft() -> None:
+    history, num_ids, num_looks = DraftHistory(rates()), 0, 0
+    while num_ids < 1000:
+        num_looks += 1
+        history.looked(0.5 if num_looks % 8 == 0 else -0.8, num_ids, longest=80)
+        num_ids = max(num_ids + 1, history.look_at)
+
+    assert num_looks < 150
+
+
+def test_a_new_request_starts_with_the_mean_value_of_all_looks() -> None:
+    assert DraftHistory(rates(), look_value=0.9).looked(-0.8, 5)
+    assert not DraftHistory(rates(), look_value=0.7).looked(-0.8, 5)

@@ -1,0 +1,127 @@
+"""Adaptive drafts against the better of plain decoding and fixed drafts, on drawn drafts with known acceptance."""
+
+import random
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import pytest
+
+from reference_server.model_server.drafting import Drafter
+from reference_server.model_server.sequence import Sequence
+from reference_server.model_server.speculation.proposed_draft import NO_PROPOSAL, ProposedDraft
+from reference_server.model_server.speculation.step_cost import StepCost, by_rows
+from reference_server.tokenizer import Tokenizer
+from tests.reference_server.model_server.test_drafting import decoding, tokenizer
+
+WRONG = 0
+NUM_DRAFTED = 4
+NEW_TOKENS = 96
+NUM_REQUESTS = 60
+# Of a small model on a CPU: a row costs a seventh of a step.
+SMALL = {1: 300.0, 2: 335.0, 4: 423.0, 8: 630.0, 16: 1040.0, 32: 1900.0, 128: 7700.0}
+# Of a large model on a device: rows cost little.
+MEMORY_BOUND = {1: 1000.0, 32: 1050.0, 128: 1500.0}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows of a batch and their drafts. coverage: share of the looks that find a draft. chances: of each level, the
+    probability that its token is accepted; a token's level is drawn evenly."""
+
+    name: str
+    rows_ns: dict[int, float]
+    look_ns: float
+    coverage: float
+    chances: tuple[float, ...]
+    num_rows: int = 1
+
+    @property
+    def cost(self) -> StepCost:
+        return StepCost(
+            by_rows(self.rows_ns, 128),
+            drafts_ns=60.0,
+            proposal_ns=tuple(self.look_ns * (1 + 0.15 * row) for row in range(8)),
+        )
+
+
+class DrawnDrafts:
+    """Proposals with the next ids of the text, some of them wrong. spent_ns: the price of all looks."""
+
+    priors = (0.2, 0.45, 0.7, 0.87, 0.97)
+
+    def __init__(self, case: Case, text: SequenceOf[int]) -> None:
+        self._case = case
+        self._text = text
+        self.spent_ns = 0.0
+
+    def propose(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int], /) -> list[ProposedDraft]:
+        self.spent_ns += self._case.cost.proposing_ns(len(sequences))
+        return [self._of(len(each.ids), count) for each, count in zip(sequences, counts, strict=True)]
+
+    def _of(self, known: int, count: int) -> ProposedDraft:
+        draw = random.Random(known)
+        if draw.random() >= self._case.coverage:
+            return NO_PROPOSAL
+        levels = [draw.randrange(len(self._case.chances)) for _ in range(count)]
+        following = self._text[known : known + count]
+        ids = [
+            id_ if draw.random() < self._case.chances[level] else WRONG
+            for id_, level in zip(following, levels, strict=True)
+        ]
+        return ProposedDraft(ids, levels)
+
+
+HIGH, MIXED, LOW = (0.9,) * 5, (0.2, 0.4, 0.6, 0.9, 0.97), (0.1, 0.15, 0.2, 0.3, 0.4)
+USEFUL = (0.5, 0.7, 0.8, 0.95, 0.98)
+CASES = (
+    Case("good heads", SMALL, 230.0, 1.0, HIGH),
+    Case("heads of mixed confidence", SMALL, 230.0, 1.0, MIXED),
+    Case("useful heads", SMALL, 230.0, 1.0, USEFUL),
+    Case("poor heads", SMALL, 230.0, 1.0, LOW),
+    Case("heads in a batch", SMALL, 230.0, 1.0, MIXED, num_rows=8),
+    Case("frequent n-grams", SMALL, 20.0, 0.5, HIGH),
+    Case("rare n-grams", SMALL, 20.0, 0.05, HIGH),
+    Case("no n-grams", SMALL, 20.0, 0.0, HIGH),
+    Case("wrong n-grams", SMALL, 20.0, 0.5, LOW),
+    Case("n-grams in a batch", SMALL, 20.0, 0.5, MIXED, num_rows=8),
+    Case("good heads of a large model", MEMORY_BOUND, 100.0, 1.0, MIXED),
+    Case("poor heads of a large model in a batch", MEMORY_BOUND, 100.0, 1.0, LOW, num_rows=8),
+)
+
+
+def ns_per_token(case: Case, is_adaptive: bool, tokens: Tokenizer) -> float:
+    """The cost of requests one batch after the other, by the prices that the drafter knows."""
+    text = random.Random(1).choices(range(1, 4000), k=(1 + NUM_REQUESTS) * NEW_TOKENS * 2)
+    source, cost = DrawnDrafts(case, text), case.cost
+    drafter = Drafter(source, NUM_DRAFTED)
+    if is_adaptive:
+        drafter.cost = cost
+    spent_ns, num_tokens = 0.0, 0
+    for request in range(NUM_REQUESTS):
+        prompt = text[: 1 + NEW_TOKENS * request]
+        rows = [decoding(prompt, 10 * NEW_TOKENS, tokens) for _ in range(case.num_rows)]
+        for _ in range(NEW_TOKENS // 2):
+            drafts = drafter.propose(rows) or ((),) * case.num_rows
+            num_drafted = sum(map(len, drafts))
+            spent_ns += cost.plain_ns(case.num_rows + num_drafted) + cost.drafts_ns * bool(num_drafted)
+            for sequence, draft in zip(rows, drafts, strict=True):
+                known, accepted = len(sequence.ids), 0
+                while accepted < len(draft) and draft[accepted] == text[known + accepted]:
+                    accepted += 1
+                sequence.ids.extend(text[known : known + 1 + accepted])
+                sequence.cache_len += 1 + accepted
+                num_tokens += 1 + accepted
+                if draft:
+                    drafter.verified(sequence, accepted, len(draft))
+    return (spent_ns + source.spent_ns) / num_tokens
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_adaptive_drafts_are_as_fast_as_the_better_of_fixed_and_none(case: Case) -> None:
+    tokens = tokenizer()
+    plain_ns = case.cost.plain_ns(case.num_rows) / case.num_rows
+
+    adaptive, fixed = (plain_ns / ns_per_token(case, is_adaptive, tokens) for is_adaptive in (True, False))
+
+    assert adaptive >= 0.97
+    assert adaptive >= 0.95 * fixed
