@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, help="compute threads of the server")
-    parser.add_argument("--json", type=Path, help="also write the measurements here")
+    parser.add_argument("--json", type=Path, help="file to write the measurements to")
     args = parser.parse_args()
     results = []
     for round_ in range(1, args.rounds + 1):

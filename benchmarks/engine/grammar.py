@@ -48,7 +48,7 @@ def main() -> int:
     libraries = commands.add_parser("libraries")
     libraries.add_argument("--vocab", type=int, default=32_000)
     for command in (steps, libraries):
-        command.add_argument("--json", type=Path, help="also write the results here")
+        command.add_argument("--json", type=Path, help="file to write the results to")
     args = parser.parse_args()
     torch.set_num_threads(1)
     results = measure_steps(args) if args.command == "steps" else compare_libraries(args)

@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="tiny-llama, C of 1 and 8, three repeats")
-    parser.add_argument("--json", type=Path, help="also write the measurements here")
+    parser.add_argument("--json", type=Path, help="file to write the measurements to")
     args = parser.parse_args()
     if args.quick:
         args.models, args.concurrency, args.repeats = ["preset:tiny-llama"], [1, 8], 3

@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--text-tokens", type=int, default=4096)
     parser.add_argument("--quick", action="store_true", help="tiny-llama, one context, three rounds, a short text")
-    parser.add_argument("--json", type=Path, help="also write the measurements here")
+    parser.add_argument("--json", type=Path, help="file to write the measurements to")
     args = parser.parse_args()
     if args.quick:
         args.models, args.contexts, args.rounds, args.text_tokens = ["tiny-llama"], [256], 3, WINDOW

@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="tiny-llama, C of 1 and 8, three repeats, no vllm, no llama.cpp"
     )
-    parser.add_argument("--json", type=Path, help="also write the measurements here")
+    parser.add_argument("--json", type=Path, help="file to write the measurements to")
     args = parser.parse_args()
     if args.quick:
         args.models, args.concurrency, args.repeats = MODELS[:1], [1, 8], 3

@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--cpu-memory-gib", type=float, default=1.0, help="memory of each model, with its K/V cache")
     parser.add_argument("--limit-s", type=float, default=55, help="time limit of one method in seconds")
     parser.add_argument("--quick", action="store_true", help="a small model, a short text, few rounds")
-    parser.add_argument("--json", type=Path, help="also write the rows here, after each method")
+    parser.add_argument("--json", type=Path, help="file to write the rows to, after each method")
     args = parser.parse_args()
     model_id = args.model_id or ("preset:tiny-llama" if args.quick else "preset:llama-125m")
     rounds = args.rounds or (2 if args.quick else 5)

@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="preset:tiny-llama")
     parser.add_argument("--times", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="also write the measurements here")
+    parser.add_argument("--json", type=Path, help="file to write the measurements to")
     parser.add_argument("flags", nargs="*", help="further flags of the launcher, after `--`")
     args = parser.parse_args()
     imports = {name: import_cpu_s(module) for name, module in MODULES.items()}

@@ -229,11 +229,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--tokenizer", type=Path, required=True, metavar="DIR", help="Tokenizer of the model, for the peers."
     )
-    parser.add_argument("--peer", action="append", default=[], metavar="vllm|guidellm=PYTHON", help="Repeatable.")
-    parser.add_argument("--users", type=int, default=8, metavar="N", help="Closed loop. Default 8.")
+    parser.add_argument(
+        "--peer", action="append", default=[], metavar="vllm|guidellm=PYTHON", help="Peer and its Python; repeatable."
+    )
+    parser.add_argument("--users", type=int, default=8, metavar="N", help="Users of the closed loop. Default 8.")
     parser.add_argument("--requests", type=int, default=200, metavar="N", help="Requests per run. Default 200.")
-    parser.add_argument("--input-tokens", type=int, default=128, metavar="N", help="Default 128.")
-    parser.add_argument("--output-tokens", type=int, default=32, metavar="N", help="Default 32.")
+    parser.add_argument("--input-tokens", type=int, default=128, metavar="N", help="Prompt length. Default 128.")
+    parser.add_argument("--output-tokens", type=int, default=32, metavar="N", help="Answer length. Default 32.")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="Measured runs per tool. Default 3.")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="Folder for the files of the tools.")
     return parser.parse_args(argv)

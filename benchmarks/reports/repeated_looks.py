@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=400, help="Runs of each queue.")
     parser.add_argument("--series", type=int, default=200, help="Series of each noise.")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="Also write the rows here.")
+    parser.add_argument("--json", type=Path, help="File to write the rows to, as JSON.")
     args = parser.parse_args()
     with ProcessPoolExecutor(args.processes) as pool:
         found = pool.map(_cells_of_queue, [(model, load, args.runs) for model, load in QUEUES])

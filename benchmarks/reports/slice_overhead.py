@@ -32,11 +32,13 @@ def main() -> None:
     parser.add_argument("--slices", type=int, default=8, help="Slices of each kind.")
     parser.add_argument("--duration", default="2s")
     parser.add_argument("--warmup", default="0.25s")
-    parser.add_argument("--json", type=Path, help="Also write the times here.")
+    parser.add_argument("--json", type=Path, help="File to write the times to, as JSON.")
     args = parser.parse_args()
     load = parsing.load(BenchConfig, {"duration": args.duration, "warmup": args.warmup}, LOAD)
     overheads_s = measure(load, args.slices)
-    print(f"load average {os.getloadavg()[0]:.1f}; seconds of a slice beside its {args.duration}, median (range)")
+    print(
+        f"load average {os.getloadavg()[0]:.1f}; seconds of a slice in addition to its {args.duration}, median (range)"
+    )
     for name, values in overheads_s.items():
         print(f"{name:<8}{statistics.median(values):>7.2f} ({min(values):.2f} - {max(values):.2f}, n={len(values)})")
     if args.json:

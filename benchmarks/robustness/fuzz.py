@@ -72,9 +72,9 @@ def _is_read(target: FuzzTarget, data: bytes, replay: str) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=CASES, help=f"Cases of each target. Default {CASES}.")
-    parser.add_argument("--seed", type=int, help="Default a new one, which is printed.")
-    parser.add_argument("--target", help="One target. Default all of them.")
-    parser.add_argument("--case", type=int, help="One case of the target.")
+    parser.add_argument("--seed", type=int, help="Random seed. Default a new one, which is printed.")
+    parser.add_argument("--target", help="Run this target only. Default all of them.")
+    parser.add_argument("--case", type=int, help="Run this case of the target only.")
     args = parser.parse_args()
     seed = secrets.randbelow(2**32) if args.seed is None else args.seed
     print(f"seed {seed}", flush=True)

@@ -47,7 +47,7 @@ EXPECTED = ("stream whole", "stream left", "health 200", "slow reader", "prompt 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0, help="Length of the loaded phase. Default 30.")
-    parser.add_argument("--seed", type=int, help="Default a new one, which is printed.")
+    parser.add_argument("--seed", type=int, help="Random seed. Default a new one, which is printed.")
     parser.add_argument("--out", type=Path, default=RESULT, help="File for the figures.")
     args = parser.parse_args()
     seed = secrets.randbelow(2**32) if args.seed is None else args.seed

@@ -351,7 +351,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=400, help="steps of the full batch, at most 1000")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="length of the blocking calls' measurement")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--json", type=Path, help="file to write the figures to")
     parser.add_argument("--client", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.client:

@@ -314,7 +314,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 512])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="also write the result here")
+    parser.add_argument("--json", type=Path, help="file to write the result to")
     args = parser.parse_args()
     rows = [measure(streams, args.tokens, args.repeats) for streams in args.streams]
     decisions, blocks = measure_decisions(), measure_blocks()

@@ -68,7 +68,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="File of finished measurements.")
     parser.add_argument("--passes", type=int, default=3, help="Measurements of each point, two at least.")
     parser.add_argument("--points", type=int, help="Measure only N points, the same in each pass; store no grid.")
-    parser.add_argument("--seconds", type=float, default=2.0, help="Least sum of the bursts of a point.")
+    parser.add_argument("--seconds", type=float, default=2.0, help="Shortest sum of the bursts of a point.")
     parser.add_argument(
         "--clock", choices=CLOCKS, default="processor", help="Time of a burst: the server's processor time, or elapsed."
     )

@@ -24,10 +24,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     blessing = actions.add_parser("bless", help="Store runs under a name.", allow_abbrev=False)
     blessing.add_argument("name", metavar="NAME", help="Letters, digits, dots, dashes and underscores.")
     blessing.add_argument(
-        "directories", nargs="+", type=Path, metavar="DIR", help="Run directories, or one of several."
+        "directories",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="Run directories, or a directory that contains several.",
     )
-    blessing.add_argument("--reason", required=True, metavar="TEXT", help="Why these runs are the baseline.")
-    blessing.add_argument("--author", metavar="NAME", help="Who stores it. Default git's user.name.")
+    blessing.add_argument(
+        "--reason", required=True, metavar="TEXT", help="Reason for this baseline, which is stored with it."
+    )
+    blessing.add_argument("--author", metavar="NAME", help="Name of the author. Default git's user.name.")
     blessing.add_argument("--replace", action="store_true", help="Replace a baseline of that name.")
     show = actions.add_parser("show", help="Show one baseline.", allow_abbrev=False)
     show.add_argument("name", metavar="NAME")

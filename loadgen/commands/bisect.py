@@ -34,18 +34,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("good", metavar="GOOD", help="Revision before the change: the good end.")
     parser.add_argument("bad", metavar="BAD", help="Revision after the change: the bad end, a descendant of GOOD.")
     parser.add_argument(
-        "--metric", metavar="NAME", default="output_tokens_per_s", help="What changed. Default output_tokens_per_s."
+        "--metric",
+        metavar="NAME",
+        default="output_tokens_per_s",
+        help="Metric that changed. Default output_tokens_per_s.",
     )
     parser.add_argument(
         "--server",
         dest="tree_server",
         metavar="COMMAND",
-        help="Starts the server of a revision; {tree} is its checkout, {port} or $PORT the port. "
+        help="Command that starts the server of a revision; {tree} is its checkout, {port} or $PORT the port. "
         "Default: this product, installed from the revision.",
     )
-    parser.add_argument("--max-runs", type=int, metavar="N", default=60, help="Runs in total. Default 60.")
+    parser.add_argument("--max-runs", type=int, metavar="N", default=60, help="Largest number of runs. Default 60.")
     parser.add_argument(
-        "--max-revisions", type=int, metavar="N", default=10, help="Revisions that are built at most. Default 10."
+        "--max-revisions", type=int, metavar="N", default=10, help="Largest number of revisions to build. Default 10."
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="Directory of the runs; an interrupted bisection continues there."

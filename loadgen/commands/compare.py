@@ -54,8 +54,10 @@ GITHUB = ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT")
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Sides, judgement and output; then every flag of a load."""
     parser.add_argument("sides", nargs="*", metavar="SIDE", help=f"A, the baseline, and B, the candidate. {SIDE}")
-    parser.add_argument("--server-a", metavar="COMMAND", help="Starts side A; the same as command:COMMAND.")
-    parser.add_argument("--server-b", metavar="COMMAND", help="Starts side B.")
+    parser.add_argument(
+        "--server-a", metavar="COMMAND", help="Command that starts side A; the same as command:COMMAND."
+    )
+    parser.add_argument("--server-b", metavar="COMMAND", help="Command that starts side B.")
     parser.add_argument("--against", metavar="NAME", help="Side A is this stored baseline, and SIDE is B.")
     add_baselines_flag(parser)
     add_history_flag(parser)
@@ -68,7 +70,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--no-relaunch", action="store_true", help="Accept a URL as a side: its server is not restarted for every run."
     )
     parser.add_argument("--pairs", type=int, metavar="N", help="Exactly N pairs. Default 4 to 12, until decided.")
-    parser.add_argument("--min-pairs", type=int, metavar="N", default=4, help="Pairs before the first look. Default 4.")
+    parser.add_argument(
+        "--min-pairs", type=int, metavar="N", default=4, help="Pairs before the first decision. Default 4."
+    )
     parser.add_argument("--max-pairs", type=int, metavar="N", default=12, help="Maximum number of pairs. Default 12.")
     add_interleave_flag(parser)
     parser.add_argument(
@@ -98,9 +102,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default="report",
         help="Exit code of an inconclusive comparison: 3, 0 or 1.",
     )
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="Write JUnit XML.")
-    parser.add_argument("--md", type=Path, metavar="FILE", help="Write Markdown for a comment.")
-    parser.add_argument("--metrics", type=Path, metavar="FILE", help="Write GitLab's metrics report.")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="Write the result to this file as JUnit XML.")
+    parser.add_argument(
+        "--md", type=Path, metavar="FILE", help="Write the result to this file as Markdown, for a comment."
+    )
+    parser.add_argument(
+        "--metrics", type=Path, metavar="FILE", help="Write the result to this file as a metrics report of GitLab."
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="Directory of the comparison. Default runs/<id>.")
     parser.add_argument("--json", action="store_true", help="Print comparison.json instead of the table.")
     add_side_load_flags(parser)

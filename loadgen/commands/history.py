@@ -25,7 +25,13 @@ from reports.run_store import load_manifest
 def add_flags(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="add|check", required=True)
     add = actions.add_parser("add", help="Append the medians of runs as one commit's line.", allow_abbrev=False)
-    add.add_argument("directories", nargs="+", type=Path, metavar="DIR", help="Run directories, or one of several.")
+    add.add_argument(
+        "directories",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="Run directories, or a directory that contains several.",
+    )
     add.add_argument("--commit", metavar="ID", help="The measured commit. Default the runs' own commit.")
     check = actions.add_parser("check", help="Find the commits at which a metric changed.", allow_abbrev=False)
     check.add_argument("--metric", action="append", metavar="METRIC", help="Check this metric; repeatable.")

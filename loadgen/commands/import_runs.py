@@ -35,7 +35,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="Results of vllm bench serve (--save-result --save-detailed), benchmarks.json of guidellm, or "
         "profile_export.jsonl of aiperf.",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="A run directory for each run. Default runs/<id>.")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="Directory in which each run gets a run directory. Default runs/<id>."
+    )
     parser.add_argument("--concurrency", type=int, metavar="N", help="Users of a file that does not state its load.")
     parser.add_argument("--rate", type=float, metavar="R", help="Requests/s of a file that does not state its load.")
     parser.add_argument("--json", action="store_true", help="Print JSON instead of the table.")

@@ -51,7 +51,7 @@ def add_series_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-point-time",
         metavar="TIME",
-        help="A load is measured for --duration and then on until it has the requests it needs, at most this long. "
+        help="Longest measurement of a load: it continues after --duration until it has enough requests. "
         f"Default {DEFAULT_MAX_POINT_S / 60:g}m. With --requests no load is measured longer.",
     )
     parser.add_argument("--cool-down", metavar="TIME", default="2s", help="Pause between two loads. Default 2s.")

@@ -145,19 +145,23 @@ def add_distribution_flags(parser: argparse.ArgumentParser) -> None:
     flags.add_argument(
         "--master",
         action="store_true",
-        help=Rare("Make no load here: wait for workers that join, and divide the load."),
+        help=Rare("Send no requests from here: wait for workers to connect, and divide the load among them."),
     )
     flags.add_argument(
         "--master-bind-host", metavar="HOST", help=Rare(f"Address the master listens at. Default {LOOPBACK}.")
     )
-    flags.add_argument("--master-bind-port", metavar="PORT", help=Rare(f"Default {MASTER_PORT}; 0 for a free one."))
+    flags.add_argument(
+        "--master-bind-port",
+        metavar="PORT",
+        help=Rare(f"Port the master listens at. Default {MASTER_PORT}; 0 for a free one."),
+    )
     flags.add_argument(
         "--expect-workers", metavar="N", type=int, help=Rare("Start when N workers have joined. Default 1.")
     )
     flags.add_argument(
         "--join",
         metavar="HOST[:PORT]",
-        help=Rare("Be a worker of the master at this address; the master sends the load."),
+        help=Rare("Run as a worker of the master at this address, which sends the settings of the load."),
     )
     parser.add_argument(
         "--web",

@@ -24,13 +24,15 @@ from reports.stats.capacity import RunEvidence
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--low", type=float, required=True, metavar="LOAD", help="A load that meets the objectives.")
-    parser.add_argument("--high", type=float, required=True, metavar="LOAD", help="A load that misses them.")
+    parser.add_argument(
+        "--high", type=float, required=True, metavar="LOAD", help="A load that misses at least one of them."
+    )
     parser.add_argument(
         "--tolerance",
         metavar="PERCENT",
         type=float,
         default=5.0,
-        help="End once the 95 %% interval is at most the result ± this. Default 5.",
+        help="End when the 95 %% interval is within ± this percentage of the result. Default 5.",
     )
     parser.add_argument("--max-runs", type=int, metavar="N", default=40, help="Maximum number of runs. Default 40.")
     add_series_flags(parser)

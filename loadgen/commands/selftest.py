@@ -37,7 +37,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N,…",
         nargs="?",
         const="",
-        help="Run the trap suite instead: servers that deceive in one way each. All traps (about 20 minutes), or some.",
+        help="Run the trap suite instead: servers that each produce one kind of wrong measurement. All (about 20 "
+        "minutes), or some.",
     )
     parser.add_argument("--json", action="store_true", help="Print the measurements as JSON.")
     parser.add_argument(

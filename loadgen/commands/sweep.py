@@ -29,7 +29,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "launches the server with each value of one of its flags. Repeated with the same --out, only what is missing "
         "is measured.",
     )
-    parser.add_argument("--order", choices=("random", "ascending"), default="random", help="Default random.")
+    parser.add_argument(
+        "--order",
+        choices=("random", "ascending"),
+        default="random",
+        help="Order in which the loads are measured. Default random.",
+    )
     add_series_flags(parser)
 
 

@@ -48,7 +48,7 @@ FILE_WORKLOADS = ("prompts", "sharegpt")
 RATE_MODES = ("constant", "poisson", "gamma", "sessions")
 THINKING_MODES = ("closed", "sessions")
 
-# Documented as modes, but commands of their own.
+# Documentation lists them as modes, but each is a command of its own.
 COMMAND_MODES = ("sweep", "search")
 
 MAX_WORKERS = 1_000
@@ -65,7 +65,7 @@ DEFAULT_SHAREGPT_ROWS = 1_000
 EMBEDDED_MODEL_ID = "preset:tiny-llama"
 EMBEDDED_PERMITS = 1_024
 NO_SALT = "off"
-# Settings of the access to one server, with its secrets.
+# Settings for access to one server, including its secrets.
 OF_ACCESS = ("api_key", "api_key_env", "header", "ca_file", "insecure")
 # Fields of a request that other settings determine.
 FIELDS_OF_LOAD = (
@@ -178,40 +178,53 @@ class BenchSettings(BaseModel):
     profile: Annotated[ProfileName, PROFILE_BRIEF] | None = Field(None, description=PROFILE_DESCRIPTION)
     mode: Mode = Field(
         "closed",
-        description="How requests start: `closed` (each user waits for its answer), `constant`, `poisson` or `gamma` "
-        "arrivals at --rate, `burst` (all at once), `stages` (a rate that follows --stages), `sessions` (conversations "
-        "start at --rate, turns follow one another), `trace` (at the times of --trace-file).",
+        description="When requests start. `closed`: each of --concurrency users sends its next request after the "
+        "answer. `constant`, `poisson`, `gamma`: at --rate, whether or not the server keeps up. `burst`: all at "
+        "once. `stages`: at a rate that follows --stages. `sessions`: conversations start at --rate. `trace`: at "
+        "the times of --trace-file.",
     )
-    concurrency: int = Field(8, ge=1, le=100_000, description="Users of the closed loop.")
+    concurrency: int = Field(
+        8, ge=1, le=100_000, description="Number of users of a closed loop: requests at the same time."
+    )
     rate: float | None = Field(
-        None, gt=0, le=1_000_000, description="Requests (or sessions) per second of an open loop."
+        None,
+        gt=0,
+        le=1_000_000,
+        description="Requests per second of an open loop; in mode sessions, sessions per second.",
     )
     stages: Annotated[str, AfterValidator(_check_stages), Metavar("STAGES")] | None = Field(
-        None, description="Rate (or users), linear from 0 to each target, as DURATION:TARGET,…: 30s:8,1m:8,10s:0."
+        None,
+        description="Load over time, as DURATION:TARGET,…: 30s:8,1m:8,10s:0. The load starts at 0 and changes "
+        "linearly to each target, in the unit of --stages-of.",
     )
     stages_of: Literal["rate", "concurrency"] = Field(
-        "rate", description="What --stages sets: requests/s of an open loop, or the users of a closed one."
+        "rate", description="Unit of the targets of --stages: requests per second, or users of a closed loop."
     )
-    ramp_up: Seconds = Field(0.0, description="Time over which the users of mode closed start.")
+    ramp_up: Seconds = Field(0.0, description="Time over which the users of mode closed start, evenly.")
     burstiness: float = Field(
-        1.0, gt=0, le=1_000, description="Shape of gamma arrivals: 1 is Poisson, below 1 burstier."
+        1.0,
+        gt=0,
+        le=1_000,
+        description="Shape of gamma arrivals: 1 is Poisson; lower values have more bursts, higher ones are more "
+        "regular.",
     )
     duration: Seconds | None = Field(
         None,
-        description="Length of the measurement, after the warm-up: 20s, 2m. Default 30s unless --requests or a trace "
-        "ends the run.",
+        description="Length of the measurement, after the warm-up, such as 20s or 2m. Default 30s; none if "
+        "--requests or a trace ends the run.",
     )
     requests: int | None = Field(
         None, ge=1, le=10_000_000, description="Measure the first N requests after the warm-up."
     )
     warmup: Seconds | None = Field(
         None,
-        description="Uncounted load before the measurement. Default 3s; 0 for --requests and traces.",
+        description="Time of load before the measurement, whose requests are in no metric. Default 3s; 0 for "
+        "--requests and traces.",
     )
     drain: Seconds | None = Field(
         None,
-        description="Longest time that the load goes on after the measurement, until the last measured request has "
-        "ended. Default 30s after a timed measurement, --timeout if --requests or a trace ends it.",
+        description="Longest time that the load continues after the measurement, until the last measured request "
+        "has ended. Default 30s; --timeout if --requests or a trace ends the measurement.",
     )
     think_time: ThinkTimeText = Field(
         "0",
@@ -220,32 +233,46 @@ class BenchSettings(BaseModel):
     )
     cancel: DepartureText | None = Field(
         None,
-        description="Clients that leave: this share of the requests closes its connection after so many tokens, as in "
-        f"{DEPARTURE_EXAMPLE} or 20%@16. Their latencies count in no metric.",
+        description="Clients that disconnect: fraction of the requests, and the number of tokens after which they "
+        f"close their connection, as in {DEPARTURE_EXAMPLE} or 20%@16. Their latencies are in no metric.",
     )
     max_in_flight: int | None = Field(
         None,
         ge=1,
         le=100_000,
-        description="Maximum requests of an open loop in flight. Waiting for a place is part of the latency.",
+        description="Largest number of requests of an open loop at the same time. Further ones wait in the client; "
+        "the wait is part of their latency. Default no limit.",
     )
     timeout: Seconds = Field(600.0, gt=0, description="Time limit of one request.")
     first_event_timeout: Seconds | None = Field(
-        None, gt=0, description="Limit on the time from the request's last byte to the first token of a stream."
+        None,
+        gt=0,
+        description="Longest time from the request's last byte to the first token of a stream; a later request "
+        "fails. Default no limit.",
     )
     stall_timeout: Seconds | None = Field(
-        None, gt=0, description="Limit on the time between two tokens of a stream. Comments are not tokens."
+        None,
+        gt=0,
+        description="Longest time between two tokens of a stream; a slower request fails. Comments are not tokens. "
+        "Default no limit.",
     )
-    max_line_bytes: int = Field(MAX_LINE_BYTES, ge=1_024, le=2**30, description="Longest accepted line of a stream.")
-    max_response_bytes: int = Field(MAX_RESPONSE_BYTES, ge=1_024, le=2**32, description="Largest accepted response.")
-    max_errors: int | None = Field(None, ge=1, description="End the run after this many failed requests.")
+    max_line_bytes: int = Field(
+        MAX_LINE_BYTES, ge=1_024, le=2**30, description="Longest accepted line of a stream, in bytes."
+    )
+    max_response_bytes: int = Field(
+        MAX_RESPONSE_BYTES, ge=1_024, le=2**32, description="Largest accepted response, in bytes."
+    )
+    max_errors: int | None = Field(
+        None, ge=1, description="End the run after this number of failed requests. Default no limit."
+    )
     max_error_share: float | None = Field(
         None, gt=0, lt=1, description="End the run when more than this fraction of the last 50 requests failed."
     )
     converge: Annotated[tuple[WidthText, ...], BeforeValidator(_as_tuple)] = Field(
         (),
-        description="End the run once the 95 % interval of a metric has at most this relative half-width: "
-        f'"{WIDTH_EXAMPLE}"; repeatable, all must hold. Checked after --converge-requests, then twice per doubling.',
+        description="End the run when the half-width of a metric's 95 % interval is at most this percentage of its "
+        f'value, as in "{WIDTH_EXAMPLE}"; repeatable, all must hold. Checked after --converge-requests, then twice '
+        "per doubling.",
     )
     converge_requests: int = Field(100, ge=30, description="Measured requests before the first check of --converge.")
     stop_on_overload: bool = Field(
@@ -261,8 +288,9 @@ class BenchSettings(BaseModel):
         None,
         ge=1,
         le=1_000_000,
-        description="End the run, after --least-duration, once its requests are worth this many independent ones: "
-        "requests that wait in one queue depend on each other. --duration is then the longest measurement.",
+        description="End the run, after --least-duration, when its requests have the information of this number of "
+        "independent ones: requests that wait in one queue depend on each other. --duration is then the longest "
+        "measurement.",
     )
     least_duration: Seconds | None = Field(None, description="Shortest measurement with --independent-requests.")
     unhealthy_probes: int = Field(
@@ -279,8 +307,8 @@ class BenchSettings(BaseModel):
     )
     stop_when_missed: Annotated[tuple[ObjectiveText, ...], BeforeValidator(_as_tuple)] = Field(
         (),
-        description="End the run once a metric significantly misses a value, by its 99 % bound after a quarter of the "
-        'duration: "ttft_p95_ms < 500"; repeatable; one is enough.',
+        description="End the run when a metric misses a limit significantly (99 % bound, after a quarter of the "
+        'duration), as in "ttft_p95_ms < 500"; repeatable, one missed limit is enough.',
     )
     cost_per_hour: float | None = Field(
         None, gt=0, description="Price of the server per hour, in any currency. Adds cost_per_mtok."
@@ -289,11 +317,13 @@ class BenchSettings(BaseModel):
     workload: WorkloadName = Field("synthetic", description="Source of the prompts.")
     input_tokens: LengthText | None = Field(
         None,
-        description=f"Prompt length of `synthetic`, of the unique part of `shared_prefix`, of each question of "
-        f"`multi_turn`: a number or {EXAMPLES}. Default {DEFAULT_INPUT_TOKENS}.",
+        description="Prompt length, in tokens: of `synthetic`, of the part after the prefix of `shared_prefix`, of "
+        f"each question of `multi_turn`. A number or {EXAMPLES}. Default {DEFAULT_INPUT_TOKENS}.",
     )
     output_tokens: LengthText | None = Field(
-        None, description=f"Answer length: a number or a distribution. Default {DEFAULT_OUTPUT_TOKENS}, or the trace's."
+        None,
+        description=f"Answer length, in tokens: a number or a distribution. Default {DEFAULT_OUTPUT_TOKENS}, or the "
+        "trace's.",
     )
     length_pairs: FileText | None = Field(
         None,
@@ -301,21 +331,31 @@ class BenchSettings(BaseModel):
         "draws one row, instead of --input-tokens and --output-tokens.",
     )
     prefix_groups: int | None = Field(
-        None, ge=1, le=100_000, description=f"Shared prefixes of `shared_prefix`. Default {DEFAULT_PREFIX_GROUPS}."
+        None,
+        ge=1,
+        le=100_000,
+        description=f"Number of different prefixes of `shared_prefix`. Default {DEFAULT_PREFIX_GROUPS}.",
     )
     prefix_tokens: int | None = Field(
-        None, ge=1, le=10_000_000, description=f"Length of each shared prefix. Default {DEFAULT_PREFIX_TOKENS}."
+        None,
+        ge=1,
+        le=10_000_000,
+        description=f"Length of each shared prefix, in tokens. Default {DEFAULT_PREFIX_TOKENS}.",
     )
     prefix_popularity: Literal["uniform", "zipf"] | None = Field(
-        None, description="How often each shared prefix is used. Default uniform."
+        None,
+        description="How often each shared prefix is used. `uniform`: all equally often. `zipf`: a few of them most of "
+        "the time. Default uniform.",
     )
     turns: LengthText | None = Field(
-        None, description=f"Questions of a `multi_turn` session: a number or a distribution. Default {DEFAULT_TURNS}."
+        None,
+        description="Number of questions in a `multi_turn` session: a number or a distribution. Default "
+        f"{DEFAULT_TURNS}.",
     )
     assistant: Literal["scripted", "real"] = Field(
         "scripted",
-        description="The server's answers that later turns of `multi_turn` repeat: words of the requested length, "
-        "equal for equal seeds, or the server's real answers.",
+        description="Earlier answers in the later prompts of `multi_turn`. `scripted`: words of the requested "
+        "length, equal for equal seeds. `real`: the server's answers.",
     )
     prefix_cache: Literal["natural", "cold", "warm"] = Field(
         "natural",
@@ -326,28 +366,34 @@ class BenchSettings(BaseModel):
         None,
         gt=0,
         le=1,
-        description="Share of the requests whose answer must follow a JSON schema. Every answer is checked; the report "
-        "has the validity rate, and the latencies beside those of the other requests.",
+        description="Fraction of the requests whose answer must follow a JSON schema. Every answer is checked; the "
+        "report has the share of valid ones, and separate latencies of these and of the other requests.",
     )
     structured_tools: float | None = Field(
-        None, ge=0, le=1, description="Share of the structured requests that call a tool instead. Default 0."
+        None,
+        ge=0,
+        le=1,
+        description="Fraction of the structured requests that call a tool instead of following a schema. Default 0.",
     )
     schemas_file: FileText | None = Field(
         None, description="JSONL file of objects with `name` and `schema`, drawn evenly. Default three small schemas."
     )
     adapter: Annotated[tuple[AdapterText, ...], BeforeValidator(_as_tuple)] = Field(
         (),
-        description=f"LoRA adapter and the share of the requests that use it, as in {ADAPTER_EXAMPLE}; repeatable. The "
-        "other requests use the base model. Native requests have it as `adapter_id`, others as `model`.",
+        description=f"LoRA adapter and the fraction of the requests that use it, as in {ADAPTER_EXAMPLE}; "
+        "repeatable. The other requests use the base model. Native requests have it as `adapter_id`, others as "
+        "`model`.",
     )
     adapters: Annotated[str, AfterValidator(_check_names), Metavar("NAMES")] | None = Field(
-        None, description="LoRA adapters, a,b,c, of which each request uses one: all evenly, or by --adapter-zipf."
+        None,
+        description="LoRA adapters, as a,b,c. Each request uses one of them: all equally often, or by --adapter-zipf.",
     )
     adapter_zipf: float | None = Field(
         None,
         ge=0,
         le=10,
-        description="Exponent of a Zipf law over --adapters: the first is used most. Default 0, even.",
+        description="Exponent of a Zipf distribution over --adapters: the first is used most often. Default 0: all "
+        "equally often.",
     )
     images: int | None = Field(
         None, ge=1, le=64, description="Images of every request: synthetic PNG files, as data URLs before the text."
@@ -359,14 +405,14 @@ class BenchSettings(BaseModel):
         None,
         ge=0,
         le=1,
-        description=f"Share of the images that are one of {SHARED_IMAGES} images, which the server may cache. "
+        description=f"Fraction of the images that are one of {SHARED_IMAGES} images, which the server may cache. "
         "Default 0: every image is new.",
     )
-    stream: bool = Field(True, description="Whether answers are streamed; blocking calls have no TTFT, TPOT or gaps.")
+    stream: bool = Field(True, description="Request streamed answers. Blocking calls have no TTFT, TPOT or gaps.")
     length_control: Literal["auto", "forced", "capped"] = Field(
         "auto",
-        description="Whether answers have exactly the requested length (`forced`, if the server supports it) or at "
-        "most that length (`capped`). `auto` forces if possible.",
+        description="Length of answers: exactly the requested one (`forced`, if the server supports it), or at most "
+        "that one (`capped`). `auto`: forced if possible.",
     )
     trace_file: FileText | None = Field(
         None, description="CSV or JSONL file of an `azure_llm`, `burstgpt` or `mooncake` trace."
@@ -374,9 +420,12 @@ class BenchSettings(BaseModel):
     trace_limit: int | None = Field(
         None,
         ge=1,
-        description=f"Use only the first requests of the trace. Default all, of `sharegpt` {DEFAULT_SHAREGPT_ROWS}.",
+        description="Number of requests of the trace to use, after --trace-skip. Default all, of `sharegpt` "
+        f"{DEFAULT_SHAREGPT_ROWS}.",
     )
-    trace_skip: int = Field(0, ge=0, description="Skip the first requests of the trace (or of `sharegpt`).")
+    trace_skip: int = Field(
+        0, ge=0, description="Number of requests at the start of the trace (or of `sharegpt`) to skip."
+    )
     trace_loop: bool = Field(False, description="Repeat the trace until --duration or --requests end the run.")
     trace_model: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = Field(
         (), description="Only rows of `burstgpt` with this Model, such as ChatGPT; repeatable."
@@ -385,21 +434,21 @@ class BenchSettings(BaseModel):
         (), description='Only rows of `burstgpt` with this Log Type, such as "API log"; repeatable.'
     )
     block_tokens: int | None = Field(
-        None, ge=1, le=1_000_000, description="Prompt tokens that one hash of `mooncake` stands for. Default 512."
+        None, ge=1, le=1_000_000, description="Prompt tokens for each hash of a `mooncake` trace. Default 512."
     )
     min_input_tokens: int | None = Field(
-        None, ge=1, description="Skip requests of a trace or of `sharegpt` with shorter prompts."
+        None, ge=1, description="Skip requests of a trace or of `sharegpt` with prompts of fewer tokens."
     )
-    max_input_tokens: int | None = Field(None, ge=1, description="Skip requests with longer prompts.")
-    min_output_tokens: int | None = Field(None, ge=1, description="Skip requests with shorter answers.")
-    max_output_tokens: int | None = Field(None, ge=1, description="Skip requests with longer answers.")
+    max_input_tokens: int | None = Field(None, ge=1, description="Skip requests with prompts of more tokens.")
+    min_output_tokens: int | None = Field(None, ge=1, description="Skip requests with answers of fewer tokens.")
+    max_output_tokens: int | None = Field(None, ge=1, description="Skip requests with answers of more tokens.")
     time_scale: float = Field(
         1.0, gt=0, le=1_000, description="Multiplies every arrival time of a trace: 0.05 is 20 times faster."
     )
     prompts_file: FileText | None = Field(
         None,
-        description="JSONL (`prompt`, `text`, `inputs` or `messages`), CSV with such a column, or one prompt per line; "
-        "the JSON file of `sharegpt`.",
+        description="File of prompts: JSONL (`prompt`, `text`, `inputs` or `messages`), CSV with such a column, or "
+        "one prompt in each line; for `sharegpt`, its JSON file.",
     )
     prompt_column: str | None = Field(
         None, description="Key or column of the prompts in --prompts-file. Default the first of prompt, text, inputs."
@@ -426,13 +475,13 @@ class BenchSettings(BaseModel):
     )
     balance: Literal["round_robin", "least_in_flight"] = Field(
         "round_robin",
-        description="The replica of a request: the next one in turn, or the one with the fewest requests of this load "
-        "in flight (each worker counts its own).",
+        description="Replica that gets a request: the next one in turn, or the one with the fewest unfinished "
+        "requests of this load (each worker counts its own).",
     )
     metrics_url: Annotated[tuple[UrlText, ...], BeforeValidator(_as_tuple)] = Field(
         (),
-        description="Address of the server's metrics, if it is not --url with /metrics; repeatable, for each replica. "
-        "The report sums the metrics of several, and shows each.",
+        description="Address of the server's metrics, if it is not --url with /metrics; repeatable, for each "
+        "replica. The report has the metrics of each, and their sum.",
     )
     server: Annotated[str, Metavar("COMMAND")] | None = Field(
         None,
@@ -454,7 +503,7 @@ class BenchSettings(BaseModel):
     )
     api_key_env: VariableName | None = Field(None, description="Environment variable that holds the API key.")
     header: Annotated[tuple[HeaderText, ...], BeforeValidator(_as_tuple)] = Field(
-        (), description="Header of every request, as NAME=VALUE; repeatable. The value is stored nowhere."
+        (), description="Header of every request, as NAME=VALUE; repeatable. The value is not stored in results."
     )
     extra_body: Annotated[dict[str, Any] | None, BeforeValidator(_parse_body), Metavar("JSON|@FILE")] = Field(
         None,
@@ -463,20 +512,21 @@ class BenchSettings(BaseModel):
     )
     reset_cache: bool = Field(
         False,
-        description="Whether the server's prefix cache is emptied before the load (vLLM, SGLang, llama.cpp), and a "
-        "request confirms it. Both sides of a comparison then send the same texts to running servers.",
+        description="Empty the server's prefix cache before the load (vLLM, SGLang, llama.cpp), and confirm it by a "
+        "request. Both sides of a comparison can then send the same texts to running servers.",
     )
     ca_file: FileText | None = Field(
         None,
-        description="PEM file of the authorities that may have signed the server's certificate. Default the system's.",
+        description="PEM file of the certificate authorities to trust for --url. Default those of the system.",
     )
-    insecure: bool = Field(False, description="Whether the server's certificate is not checked.")
-    ready_timeout: Seconds = Field(600.0, gt=0, description="How long a started server may take until it answers.")
+    insecure: bool = Field(False, description="Do not check the server's certificate.")
+    ready_timeout: Seconds = Field(600.0, gt=0, description="Longest time from the start of a server until it answers.")
 
     file_cache: FileCacheState = Field(
         "natural",
-        description="The model's files in the page cache at every launch: unchanged (`natural`), dropped from it "
-        "(`cold`, by posix_fadvise, without root), or read into it (`warm`). The report has the share that was cached.",
+        description="State of the model's files in the page cache at every launch: unchanged (`natural`), dropped "
+        "from it (`cold`, by posix_fadvise, without root), or read into it (`warm`). The report has the fraction "
+        "that was cached.",
     )
     model_files: Annotated[tuple[FileText, ...], BeforeValidator(_as_tuple)] = Field(
         (),
@@ -490,15 +540,22 @@ class BenchSettings(BaseModel):
         None,
         min_length=1,
         max_length=100,
-        description="Makes the texts of a run new to the server, so that its prefix cache cannot know them. Default 64 "
-        "random bits per run. A value sends the same texts again; `off` also sends the texts of a file unchanged.",
+        description="Text that makes the prompts of a run different from earlier ones, so that the server's prefix "
+        "cache does not have them. Default 64 random bits per run. An equal salt gives equal prompts; `off` also "
+        "sends the texts of a file unchanged.",
     )
     priority: Literal["auto", "normal"] = Field(
         "auto",
-        description="Whether the load generator requests real-time scheduling (`auto`: if permitted), so that its "
-        "times are accurate on a machine that the server keeps busy.",
+        description="Scheduling of the load generator. `auto`: real-time if permitted, so that its times are "
+        "accurate on a machine that the server keeps busy. `normal`: as other processes.",
     )
-    workers: int = Field(1, ge=1, le=MAX_WORKERS, description="Processes on this machine that make the load together.")
+    workers: int = Field(
+        1,
+        ge=1,
+        le=MAX_WORKERS,
+        description="Number of processes on this machine that share the load. Use several if one process is too "
+        "slow for it.",
+    )
     label: str = Field("", max_length=200, description="Name of this run in tables and reports.")
 
     @field_validator("mode", mode="before")

@@ -1,4 +1,4 @@
-"""The processes that make the load of a run, and the addresses of the master and the web UI."""
+"""The processes that generate the load of a run, and the addresses of the master and the web UI."""
 
 import dataclasses
 import ipaddress
@@ -55,7 +55,7 @@ def new_join_key() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """`count` workers, started here or, with `is_open`, joined from other machines at `bind`.
+    """`count` workers: started here or, with `is_open`, on other machines, from which they connect to `bind`.
 
     `web` is the address of locust's web UI. `key` is the secret that master and workers share; `is_key_drawn` if it is
     not from the environment, so that the master prints it.
@@ -70,11 +70,11 @@ class Distribution:
 
     @property
     def is_alone(self) -> bool:
-        """Whether one process makes the load, without a master."""
+        """Whether one process generates the load, without a master."""
         return self.count == 1 and not self.is_open and self.web is None
 
     def check(self, config: BenchConfig) -> None:
-        """Raises UsageError if there are more workers than users or places in flight."""
+        """Raises UsageError if `concurrency` or `max_in_flight` is less than the number of workers."""
         if not 1 <= self.count <= MAX_WORKERS:
             raise UsageError(f"the number of workers is {self.count} but must be 1 to {MAX_WORKERS}")
         shared = {"max_in_flight": config.max_in_flight}

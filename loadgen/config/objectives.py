@@ -1,4 +1,4 @@
-"""Parses what users require of a metric: an objective, `ttft_p95_ms < 500`, or an interval width, `ttft_p95_ms 5%`."""
+"""Parses requirements on a metric: an objective, `ttft_p95_ms < 500`, or an interval width, `ttft_p95_ms 5%`."""
 
 import re
 from collections.abc import Iterable

@@ -25,7 +25,7 @@ from loadgen.redaction import MASK, is_secret, redacted_text
 from loadgen.terminal.flags import Long, OneOf, Rare, Switch, section
 from loadgen.terminal.suggestion import nearest
 
-# The mark of a field that is not a tuple but whose flag may be repeated.
+# Marks a field that is not a tuple but whose flag may be repeated.
 REPEATABLE: JsonDict = {"is_repeatable": True}
 
 METAVARS = {int: "N", float: "X"}
@@ -174,7 +174,7 @@ def describe(error: ValidationError, cls: type[BaseModel]) -> str:
         if problem["type"] == "extra_forbidden":
             section_name = ".".join(str(part) for part in problem["loc"][:-1])
             owner = f"[{section_name}]" if section_name else "a load"
-            meant = nearest(str(problem["loc"][-1]), _keys_beside(cls, problem["loc"]))
+            meant = nearest(str(problem["loc"][-1]), _keys_of_section(cls, problem["loc"]))
             lines.append(f"`{problem['loc'][-1]}` is not a setting of {owner}{meant}")
             continue
         known = QUOTED.findall(problem["ctx"]["expected"]) if problem["type"] == "literal_error" else ()
@@ -183,7 +183,7 @@ def describe(error: ValidationError, cls: type[BaseModel]) -> str:
     return "\n".join(lines)
 
 
-def _keys_beside(cls: type[BaseModel], place: Iterable[int | str]) -> Iterable[str]:
+def _keys_of_section(cls: type[BaseModel], place: Iterable[int | str]) -> Iterable[str]:
     """The keys of the section that holds a key; none if that is no section of the config."""
     *sections, _ = place
     for part in sections:

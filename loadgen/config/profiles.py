@@ -1,7 +1,7 @@
 """Named loads: settings that model a use of a server. A profile sets defaults; flags and files override it.
 
-Lengths are in tokens. They are round numbers in the range that operators report for such uses, not a trace; a trace of
-one's own traffic is better where there is one.
+Lengths are in tokens: round numbers in the range that operators report for such uses. A trace of your own traffic is
+more accurate.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ BLOOM_K6_LENGTHS = Path(__file__).parent / "bloom_k6_lengths.txt"
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`models`: the use that the settings stand for."""
+    """`models`: the use of a server that the settings model."""
 
     models: str
     settings: Mapping[str, Any]

@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     """Measure and print a table; returns 0, or 1 if a check or a part failed."""
     parser = argparse.ArgumentParser(prog="python -m reference_server.model_server.measure", description=__doc__)
     parser.add_argument("--presets", default=DEFAULT_PRESETS, help="names of built-in models, in this order")
-    parser.add_argument("--minutes", type=float, default=9.0, help="no part starts after this time")
+    parser.add_argument("--minutes", type=float, default=9.0, help="minutes after which no further part starts")
     parser.add_argument("--out", type=Path, help="JSON file, written after every part")
     parser.add_argument("--before", type=Path, help="an earlier result file: print ratios to it")
     parser.add_argument("--quick", action="store_true", help="a few small shapes, to check that everything runs")
