@@ -1,7 +1,7 @@
 // The updates of LoRA adapters, grouped: for the rows of each adapter, a product with A and one with B for each part.
 //
-// Both are the packed products of linear.cpp, on rows that are gathered first. A group is cut into pieces of as many rows
-// as that kernel computes at a time, and the pieces are divided over the threads.
+// Both are the packed products of linear.cpp, on rows that are gathered first. A group is divided into pieces of as
+// many rows as that kernel computes at a time, and threads share the pieces.
 #include "kernels.h"
 
 #ifdef __AVX512BF16__
@@ -61,7 +61,7 @@ void add_adapters(
       pieces.push_back({factors, groups.order + first, std::min(kPieceRows, groups.starts[group + 1] - first)});
     }
   }
-  // The body runs in other threads, whose `pieces` are their own.
+  // Other threads run the body; each has its own `pieces`.
   const Piece* all = pieces.data();
   torch::stable::parallel_for(0, int64_t(pieces.size()), 1, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) add_piece(all[i], input, stride, result, result_stride);

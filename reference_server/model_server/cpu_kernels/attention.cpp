@@ -1,8 +1,9 @@
-// Attention over block tables, of one query token a row or of prompts, and the store of new keys and values.
+// Attention over block tables, for one query token of each row or for prompts; and storage of new keys and values.
 //
 //     cache   [blocks, 2, num_kv_heads, block_size, head_dim], in the query's type or in eight bits
 //
-// Keys of eight bits are first widened to the query's type, exactly, a piece of a page at a time. Keys are read once for all query heads of their group, then values; what is outside a row's window is not read.
+// Keys of eight bits are first converted to the query's type, exactly, a part of a block at a time. The kernel reads
+// keys once for all query heads of their group, then values. It does not read keys outside of a row's window.
 #include "float8.h"
 #include "kernels.h"
 
@@ -16,7 +17,7 @@
 
 namespace {
 
-// Sixteen floats, in as many registers as the processor needs for them.
+// Sixteen floats, in one or more registers of the processor.
 typedef float Vector __attribute__((vector_size(64)));
 typedef float Half __attribute__((vector_size(32)));
 typedef float Quarter __attribute__((vector_size(16)));
@@ -25,7 +26,8 @@ typedef uint16_t Bits __attribute__((vector_size(32)));
 constexpr int64_t kWidth = 16;
 // Query heads of one K/V head that a page is read for at once, tokens of a prompt taken together.
 constexpr int64_t kTileHeads = 16;
-// Keys or values of eight bits that are widened at once, so that they stay in the nearest cache; a multiple of kWidth.
+// Keys or values of eight bits that are converted at once, so that they stay in the first-level cache; a multiple of
+// kWidth.
 constexpr int64_t kWidenedKeys = 32;
 
 inline Vector load(const float* values) {
@@ -50,7 +52,8 @@ inline float total(Vector values) {
   return (quarters[0][0] + quarters[0][2]) + (quarters[0][1] + quarters[0][3]);
 }
 
-// Sums of neighbours, pair by pair: each vector holds kKeys keys' lanes, side by side; the result has those of both.
+// Sums of adjacent lanes. Each vector holds the lanes of kKeys keys, one key after the other; the result has those of
+// both.
 template <size_t kKeys, size_t... kLanes>
 inline Vector join(Vector a, Vector b, std::index_sequence<kLanes...>) {
   constexpr size_t width = kWidth / kKeys, half = width / 2;
@@ -67,7 +70,7 @@ inline Vector totals(Vector (&sums)[kWidth]) {
   return join<8>(sums[0], sums[1], lanes);
 }
 
-// A query whose head size is known, in registers; `times` leaves the sum over the head to be taken lane by lane.
+// A query in registers, for a head size that the compiler knows. `times` returns one partial sum for each lane.
 template <int64_t kSize, typename T>
 struct Query {
   Vector parts[kSize / kWidth];
@@ -105,7 +108,7 @@ struct Query<kSize, BFloat16> {
 };
 #endif
 
-// kSize: the head size if it is one of those below, for which sums stay in registers; else 0.
+// kSize: the head size if it is one of those below, so that sums stay in registers; otherwise 0.
 template <int64_t kSize, typename T>
 void score(float* scores, const T* query, const T* page_keys, int64_t keys, int64_t size, float scaling) {
   if constexpr (kSize == 0) {
@@ -196,7 +199,7 @@ PageFunctions<T> page_functions(int64_t size) {
   }
 }
 
-// In place: scores to weights that add up to 1.
+// Softmax, in place: converts scores to weights whose sum is 1.
 void softmax(float* scores, int64_t count) {
   float largest = scores[0];
 #pragma omp simd reduction(max : largest)
@@ -212,8 +215,8 @@ void softmax(float* scores, int64_t count) {
   for (int64_t i = 0; i < count; ++i) scores[i] *= scale;
 }
 
-// Consecutive tokens of one row, and one K/V head. length: keys that the last of them sees.
-// Their scores are [tokens, group, keys], of which each token's own are those up to it and within its window.
+// Consecutive tokens of one row, and one K/V head. length: keys that the last token attends to. The scores are
+// [tokens, group, keys]; a token uses those of the keys up to itself and within its window.
 template <typename T, typename C>
 void attend_head(
     const T* query, int64_t token_stride, int64_t tokens, const C* cache, const int64_t* table, int64_t length,
@@ -373,8 +376,9 @@ Tensor attend_decode(
   return output;
 }
 
-// query: [tokens, num_heads, head_dim], heads of a token contiguous, rows one after the other; each row's last token sees
-// all of the row's keys, the one before it one less. seqlen_q, seqlen_k: [rows] int64. Else as attend_decode.
+// query: [tokens, num_heads, head_dim], heads of a token contiguous, rows one after the other; a row's last token
+// attends to all of the row's keys, the one before it to one less. seqlen_q, seqlen_k: [rows] int64. Others as in
+// attend_decode.
 Tensor attend_prefill(
     Tensor query, Tensor cache, Tensor block_table, Tensor seqlen_q, Tensor seqlen_k, double scaling, int64_t window,
     double softcap, std::optional<Tensor> slopes) {
@@ -410,7 +414,7 @@ Tensor attend_prefill(
   return output;
 }
 
-// key_value: [tokens, 2, num_kv_heads, head_dim], head_dim contiguous. slots: [tokens] int64. The factors are those of
+// key_value: [tokens, 2, num_kv_heads, head_dim], head_dim contiguous. slots: [tokens] int64. The factors multiply
 // keys and values before they are rounded to eight bits.
 void store(Tensor cache, Tensor key_value, Tensor slots, double key_factor, double value_factor) {
   STD_TORCH_CHECK(key_value.stride(3) == 1, "a key's elements must lie together");

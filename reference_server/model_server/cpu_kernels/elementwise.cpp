@@ -1,7 +1,8 @@
-// The work between two products: residual and norm, rotary positions, gated activations. One pass over memory each.
+// Operations between two products: residual and norm, rotary positions, gated activations. Each is one pass over
+// memory.
 #include "kernels.h"
 
-// A 16-bit norm is rounded before the weight multiplies, as Llama's is.
+// A 16-bit norm is rounded before it is multiplied by the weight, as in Llama.
 template <typename T>
 void add_norm_rows(
     T* residual, int64_t stride, const T* delta, int64_t delta_stride, const Norm<T>& norm, int64_t rows, int64_t size,
@@ -86,7 +87,8 @@ void rotate_heads(const Heads<T>& heads, const T* table, int64_t size, const int
 
 namespace {
 
-// The activated half is rounded before it multiplies, as torch rounds it. Without a gate the input may be the output.
+// The activated half is rounded before the product, as in torch. Without a gate, input and output may be the same
+// memory.
 template <typename T, typename Function>
 void activate_by(Function function, const T* input, int64_t rows, int64_t size, bool is_gated, T* output) {
   torch::stable::parallel_for(0, rows, 16, [&](int64_t begin, int64_t end) {
@@ -113,7 +115,7 @@ inline float silu(float x) { return x / (1 + fast_exp(-x)); }
 // tanh(u) + 1 is twice the sigmoid of 2u.
 inline float gelu_tanh(float x) { return x / (1 + fast_exp(x * (-1.59576912f - 0.0713548128f * x * x))); }
 
-// By Abramowitz and Stegun 7.1.26, whose largest error is 1.5e-7.
+// Formula 7.1.26 of Abramowitz and Stegun; its largest error is 1.5e-7.
 inline float gelu_erf(float x) {
   const float z = std::fabs(x) * 0.707106781f, t = 1 / (1 + 0.3275911f * z);
   const float series =
@@ -154,9 +156,9 @@ Heads<T> heads_of(const Tensor& heads) {
   return {data<T>(heads), heads.size(0), heads.stride(0), heads.size(1), heads.stride(1), heads.size(2)};
 }
 
-// residual += delta, in place where there is a delta; returns the norm of the sum. centered: a layer norm, which takes
-// the mean away; else a root-mean-square norm. Rows may lie apart, as those of a part of a wider product do; the
-// result's lie together.
+// residual += delta, in place where there is a delta; returns the norm of the sum. centered: a layer norm, which
+// subtracts the mean; otherwise a root-mean-square norm. Rows may have gaps between them, as in a part of a wider
+// product; those of the result have none.
 Tensor add_norm(
     Tensor residual, std::optional<Tensor> delta, Tensor weight, std::optional<Tensor> bias, double epsilon,
     bool centered) {
@@ -184,7 +186,7 @@ void norm_heads(Tensor heads, Tensor weight, double epsilon) {
 }
 
 // In place. heads: [tokens, heads, head_dim], head_dim contiguous. table: [positions, 2, rotary_dim], the sines with
-// the sign of the half that is turned; what a head has beyond rotary_dim stays.
+// the sign of the half that is rotated. Elements of a head beyond rotary_dim do not change.
 void rotate(Tensor heads, Tensor table, Tensor positions) {
   by_type(heads, [&](auto element) {
     using T = decltype(element);

@@ -2,7 +2,7 @@
 //
 //     e4m3  s eeee mmm    bias 7, largest 448          e5m2  s eeeee mm    bias 15, largest 57344
 //
-// Every value of both is a bfloat16. Rounding is to the nearest even; what is too large becomes the largest value.
+// Every value of both is a bfloat16. Rounding is to the nearest even; larger values become the largest one.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ struct Float8 {
   // Of the float32 exponents.
   static constexpr int kShift = 127 - kBias;
   static constexpr bool kInfinity = kHasInfinity;
-  // The first magnitude that is no number.
+  // The first magnitude that is not a number.
   static constexpr uint32_t kEnd = kHasInfinity ? 0x7c : 0x7f;
   static constexpr uint32_t kNaN = 0x7f;
   uint8_t bits;
@@ -41,7 +41,8 @@ inline uint32_t as_bits(float value) {
   return bits;
 }
 
-// The bits of a float32, of which the lower half is 0. Written without branches, as loops over it become vector code.
+// The bits of a float32, of which the lower half is 0. It has no branches, so that the compiler vectorizes loops over
+// it.
 template <typename F>
 inline uint32_t widened_bits(uint32_t bits) {
   constexpr int mantissa = 23 - F::kMantissaBits;

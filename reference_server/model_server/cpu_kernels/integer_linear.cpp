@@ -1,4 +1,4 @@
-// The torch operator of integers.h. It has the name of the instructions that it is compiled for.
+// The torch operator of integers.h. Its name has the instructions that it is compiled for.
 #include "kernels.h"
 
 #include <type_traits>
@@ -6,7 +6,7 @@
 #if REFERENCE_SERVER_LANES
 namespace {
 
-// Kept by each thread: a new buffer for every product would have to be mapped anew.
+// Each thread keeps its buffer: the system would map a new one for every product.
 struct Buffers {
   std::vector<int8_t> codes;
   std::vector<float> scales;

@@ -11,7 +11,7 @@
 namespace {
 
 constexpr int64_t kPanel = 32;
-// Rounded rows that stay in the second-level cache while the panels pass by.
+// Rounded rows that stay in the second-level cache while all panels are read.
 constexpr int64_t kCachedInputBytes = 384 << 10;
 constexpr int64_t kPrefetchBytes = 3072;
 
@@ -20,7 +20,7 @@ struct Isa {
   using Ints = __m512i;
   using Floats = __m512;
   static constexpr int kLanes = 16, kMaxRows = 12;
-  // Codes are multiplied as they are.
+  // Codes need no conversion.
   static constexpr int subtracted(int) { return 0; }
 
   static Ints all(int32_t value) { return _mm512_set1_epi32(value); }
@@ -50,7 +50,7 @@ struct Isa {
 
   template <int kBits>
   static Ints add_dots(Ints sum, Ints codes, Ints rows) {
-    // Of the intrinsic, GCC 12 copies every sum to another register and back.
+    // For the intrinsic, GCC 12 copies every sum to another register and back.
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(rows));
     return sum;
   }
@@ -60,7 +60,7 @@ struct Isa {
   using Ints = __m256i;
   using Floats = __m256;
   static constexpr int kLanes = 8, kMaxRows = 4;
-  // vpmaddubsw adds pairs in 16 bits: codes of 8 bits are made signed, or a pair would not fit.
+  // vpmaddubsw adds pairs in 16 bits, so codes of 8 bits are made signed: a pair of unsigned ones would overflow.
   static constexpr int subtracted(int bits) { return bits == 8 ? 128 : 0; }
 
   static Ints all(int32_t value) { return _mm256_set1_epi32(value); }
@@ -125,8 +125,8 @@ void write(const float* sums, const float* multipliers, const void* bias, void* 
 
 enum Kind { kInt8, kInt8Groups, kInt4, kInt4Zeros };
 
-// Rows from `row` on against `kPanels` neighbouring panels. Few rows take several panels at once: each running sum waits
-// for its last product, so there have to be others to go on with.
+// Products of the rows from `row` on and `kPanels` adjacent panels. Few rows take several panels at once: each running
+// sum waits for its last product, and the processor computes other sums meanwhile.
 template <Kind kKind, int kRows, int kPanels>
 void multiply(const RoundedRows& rounded, int64_t row, const IntegerWeight& weight, int64_t panel, const Output& output) {
   constexpr int kBits = kKind == kInt8 || kKind == kInt8Groups ? 8 : 4;
@@ -143,9 +143,9 @@ void multiply(const RoundedRows& rounded, int64_t row, const IntegerWeight& weig
 
   alignas(64) float sums[kRows][kPanels][kPanel] = {};
   for (int64_t group = 0; group < groups; ++group) {
-    // In groups. At a panel's end its place in the next `kPanels` panels follows, as its neighbour is being read.
+    // In groups. After a panel's end comes its place in the next `kPanels` panels: the adjacent one is being read.
     const int64_t ahead = group + distance < groups ? distance : distance + (kPanels - 1) * groups;
-    // The registers are for the integer sums: the compiler has to leave those of floats in memory.
+    // Integer sums use all registers, so the compiler keeps float sums in memory.
     if constexpr (kRows * kPanels > 4) asm volatile("" : : "r"(sums) : "memory");
     typename Isa::Ints dots[kRows][kPanels][kParts];
 #pragma GCC unroll 12
@@ -254,7 +254,7 @@ const Functions& functions_for(const IntegerWeight& weight) {
   return kFunctions[weight.zeros ? kInt4Zeros : kInt4];
 }
 
-// As integers, NaN is greater than infinity and both are greater than all numbers: neither is lost.
+// As integers, NaN is greater than infinity and both are greater than all numbers, so the maximum keeps them.
 template <typename T>
 void round_group(const T* input, int64_t count, int64_t padded, int8_t* codes, float* scale, int32_t* sum) {
   int32_t largest_bits = 0;

@@ -1,15 +1,15 @@
 // Products of rows that are rounded to int8 and weights of 4 or 8 bits, packed for vpdpbusd. Without torch; callable
 // from C.
 //
-// A panel is 32 outputs. Four inputs of each output lie beside one another:
+// A panel is 32 outputs. Four inputs of each output are next to each other:
 //
 //     8 bits    codes [panels, groups, group / 4, 32, 4]
 //     4 bits    codes [panels, groups, group / 4, 16, 4]   output o in the low half of a byte, o + 16 in the high half
 //
 //     w = (code - zero) * scale * multiplier
 //
-// A row has one scale per group of inputs. Products within a group are summed as integers, groups as floats in order, so
-// a row's result does not depend on what it is computed beside.
+// A row has one scale per group of inputs. Products within a group are summed as integers, groups as floats in order,
+// so a row's result does not depend on the other rows.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,8 @@ void round_rows(
     const void* input, int64_t is_float, int64_t rows, int64_t stride, const IntegerWeight* weight,
     const RoundedRows* rounded);
 
-// The outputs of panels [first_panel, last_panel) for all rows. bias may be null; bias and output have the input's type.
+// The outputs of panels [first_panel, last_panel) for all rows. bias may be null; bias and output have the input's
+// type.
 void multiply_integers(
     const RoundedRows* rounded, int64_t rows, const IntegerWeight* weight, int64_t first_panel, int64_t last_panel,
     const void* bias, void* output, int64_t is_float, int64_t output_stride);

@@ -42,14 +42,15 @@ struct Geometry {
 
 enum class Activation : int64_t { kSilu, kGeluTanh, kGeluErf, kRelu };
 
-// What an adapter adds to the outputs of one part of a site: `b`, packed as in linear.cpp, with `rank` inputs, which are
-// those from `first_rank` on of A's product.
+// Addition of an adapter to the outputs of one part of a site: `b`, packed as in linear.cpp, with `rank` inputs, which
+// are those from `first_rank` on of A's product.
 struct AdapterUpdate {
   const void* packed;
   int64_t rank, first_rank, outputs, first_output;
 };
 
-// One adapter's factors at a site: A, packed, has `ranks` outputs. A null `packed`: the adapter leaves the site as it is.
+// One adapter's factors at a site: A, packed, has `ranks` outputs. A null `packed`: the adapter does not change the
+// site.
 struct AdapterFactors {
   const void* packed;
   int64_t ranks, inputs, parts;
@@ -73,7 +74,7 @@ void add_adapters(
     const AdapterFactors* by_slot, const AdapterGroups& groups, const BFloat16* input, int64_t stride,
     BFloat16* result, int64_t result_stride);
 
-// input: rows that lie `stride` apart. output: [rows, outputs].
+// input: rows at a distance of `stride` elements. output: [rows, outputs].
 void multiply_rows(const Product& product, const BFloat16* input, int64_t stride, int64_t rows, BFloat16* output);
 
 // The same for a weight of integers and any element type.
@@ -91,7 +92,7 @@ void add_norm_rows(
 template <typename T>
 void norm_heads_of(const Heads<T>& heads, const T* weight, double epsilon);
 
-// In place. table: [positions, 2, size], the sines with the sign of the half that is turned.
+// In place. table: [positions, 2, size], the sines with the sign of the half that is rotated.
 template <typename T>
 void rotate_heads(const Heads<T>& heads, const T* table, int64_t size, const int64_t* positions);
 
@@ -99,15 +100,15 @@ void rotate_heads(const Heads<T>& heads, const T* table, int64_t size, const int
 template <typename T>
 void activate(Activation activation, const T* input, int64_t rows, int64_t size, bool is_gated, T* output);
 
-// One token a row. query: a row's heads side by side. lengths: [rows], keys of each. output: [rows, num_heads, head_dim].
-// cache: of the query's type or of eight bits (float8.h).
+// One token a row. query: a row's heads side by side. lengths: [rows], keys of each. output: [rows, num_heads,
+// head_dim]. cache: of the query's type or of eight bits (float8.h).
 template <typename T, typename C>
 void attend_rows(
     const T* query, int64_t query_stride, int64_t rows, const C* cache, const int64_t* table, int64_t table_stride,
     const int64_t* lengths, const Geometry& geometry, T* output);
 
-// key_value: [tokens, 2, num_kv_heads, head_dim], a head's elements side by side. slots: [tokens]. The factors are those
-// of keys and values before they are rounded to eight bits.
+// key_value: [tokens, 2, num_kv_heads, head_dim], a head's elements side by side. slots: [tokens]. The factors multiply
+// keys and values before they are rounded to eight bits.
 template <typename T, typename C>
 void store_rows(
     C* cache, const Geometry& geometry, const T* key_value, int64_t token_stride, int64_t plane_stride,

@@ -1,9 +1,9 @@
-// Products with a weight packed for vdpbf16ps: panels of 32 outputs, two inputs of each beside one another.
+// Products with a weight packed for vdpbf16ps: panels of 32 outputs, two inputs of each next to each other.
 //
 //     packed   [outputs / 32, inputs / 2, 32, 2] bfloat16
 //
 // A panel is read from memory once, front to back, for up to 12 rows at a time. Every output is one running sum over
-// the inputs in order, so a row's result does not depend on what it is computed beside.
+// the inputs in order, so a row's result does not depend on the other rows.
 #include "kernels.h"
 
 #ifdef __AVX512BF16__
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kPanel = 32;
 constexpr int64_t kMaxRows = 12;
-// Input rows that stay in the second-level cache while the panels pass by.
+// Input rows that stay in the second-level cache while all panels are read.
 constexpr int64_t kCachedInputBytes = 384 << 10;
 constexpr int64_t kPrefetchPairs = 24;
 // Larger weights are read from memory at every step of few rows, smaller ones may stay in the second-level cache.
@@ -30,9 +30,9 @@ inline void write(__m512 sum, const BFloat16* bias, BFloat16* output, __mmask16 
   _mm256_mask_storeu_epi16(output, mask, reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(sum)));
 }
 
-// Rows `input` against `kPanels` neighbouring panels. Few rows take several at once: each running sum waits for its last
-// product, so there have to be others to go on with. From memory one panel after the other is faster: the processor
-// reads a single stream ahead by itself, and the products wait for it.
+// Products of the rows `input` and `kPanels` adjacent panels. Few rows take several panels at once: each running sum
+// waits for its last product, and the processor computes other sums meanwhile. From memory, one panel after the other
+// is faster: the processor prefetches a single stream, and memory limits the products.
 template <int kRows, int kPanels, bool kPrefetches = true>
 void multiply(
     const BFloat16* input, int64_t input_stride, const BFloat16* packed, int64_t pairs, const BFloat16* bias,
@@ -42,7 +42,7 @@ void multiply(
     for (auto& panel : row) panel[0] = panel[1] = _mm512_setzero_ps();
   }
   for (int64_t pair = 0; pair < pairs; ++pair) {
-    // At a panel's end its place in the next `kPanels` panels follows, as its neighbour is being read.
+    // After a panel's end comes its place in the next `kPanels` panels: the adjacent one is being read.
     const int64_t ahead = kPrefetchPairs + (pair + kPrefetchPairs < pairs ? 0 : (kPanels - 1) * pairs);
 #pragma GCC unroll 4
     for (int panel = 0; panel < kPanels; ++panel) {
@@ -77,7 +77,7 @@ using Multiply = decltype(&multiply<1, 1>);
 constexpr Multiply kMultiply[kMaxRows] = {multiply<1, 1>, multiply<2, 1>,  multiply<3, 1>,  multiply<4, 1>,
                                           multiply<5, 1>, multiply<6, 1>,  multiply<7, 1>,  multiply<8, 1>,
                                           multiply<9, 1>, multiply<10, 1>, multiply<11, 1>, multiply<12, 1>};
-// By rows, from 1 on: how many panels at once, and the function.
+// Number of panels at once, and the function, by number of rows from 1 on.
 struct Wide {
   int64_t panels;
   Multiply function;

@@ -1,4 +1,4 @@
-// What the kernels share: element types, and reading tensors through torch's stable ABI.
+// Shared by the kernels: element types, and access to tensors through torch's stable ABI.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -39,7 +39,8 @@ inline void by_type(const Tensor& tensor, Kernel kernel) {
   }
 }
 
-// e^x within two units in the last place, written so that a loop over it becomes vector code. NaN stays NaN.
+// e^x within two units in the last place, without branches, so that the compiler vectorizes loops over it. NaN stays
+// NaN.
 inline float fast_exp(float x) {
   x = x < -87.0f ? -87.0f : x;
   x = x > 88.0f ? 88.0f : x;

@@ -1,7 +1,7 @@
 // The decode step of a whole decoder as one operator: from the embeddings of one token a row to the logits.
 //
 // It runs the kernels of the other operators in the order of models/fused/walk.py, over a table that
-// models/fused/compiled_walk.py writes once. bfloat16 only, as only that has a packed product.
+// models/fused/compiled_walk.py writes once. For bfloat16 only: other types have no packed product.
 #include "float8.h"
 #include "kernels.h"
 
@@ -16,8 +16,8 @@ using T = BFloat16;
 
 enum class CacheType : int64_t { kBFloat16, kE4M3, kE5M2 };
 
-// As models/fused/walk.py's FusedLayer. A norm without a weight is absent. The factors are those of keys and values before
-// they are rounded to eight bits, `value_scale` that of the attended values.
+// As models/fused/walk.py's FusedLayer. A norm without a weight is absent. The factors multiply keys and values before
+// they are rounded to eight bits; `value_scale` multiplies the attended values.
 struct Layer {
   Norm<T> input_norm, post_norm, query_norm, key_norm, attended_norm, mlp_norm;
   Product qkv, output, up, down;
@@ -30,7 +30,7 @@ struct Layer {
   int64_t is_gated, is_parallel;
 };
 
-// What follows the layers. A head without a weight is absent: the result is the normed hidden states.
+// The operations after the layers. A head without a weight is absent: the result is the normed hidden states.
 struct End {
   Norm<T> norm;
   Product head;
@@ -91,7 +91,7 @@ struct Step {
     add_norm_rows(hidden, size, added, size, norm, rows, size, output);
   }
 
-  // What is added to the residual: normed if the layer norms it, then scaled.
+  // The addition to the residual: normed if the layer has a norm for it, then scaled.
   void finish(const Norm<T>& norm, double multiplier) {
     if (norm.weight) {
       add_norm_rows(delta, size, static_cast<const T*>(nullptr), 0, norm, rows, size, normed);
@@ -151,7 +151,7 @@ struct Step {
     add_norm(is_first ? nullptr : delta, layer.input_norm, normed);
     attend(layer);
     if (layer.is_parallel) {
-      // Without a norm of its own the MLP reads the input's, which `normed` still holds.
+      // Without its own norm, the MLP reads the normed input, which is still in `normed`.
       scale(delta, rows, size, size, layer.multiplier);
       if (layer.post_norm.weight) add_norm(nullptr, layer.post_norm, normed);
       mlp(layer, attended);
@@ -176,7 +176,8 @@ const Record* records(const Tensor& bytes) {
 // hidden: [rows, size], overwritten. layers, end: bytes of the structures above, whose addresses stay valid during the
 // call; the caches of the layers are written. rotary: [positions, 2, rotary_dim]. positions, slots, seqlen_k: [rows]
 // int64. block_table: [rows, blocks] int64. kept: [rows, size], gets the normed hidden states that the head reads.
-// factors: [4 * layers, slots] AdapterFactors as bytes; groups: as in `adapter_groups`; both or neither. Returns [rows, vocab_size], or [rows, size] without a head.
+// factors: [4 * layers, slots] AdapterFactors as bytes; groups: as in `adapter_groups`; both or neither. Returns
+// [rows, vocab_size], or [rows, size] without a head.
 Tensor walk(
     Tensor hidden, Tensor layers, Tensor end, std::optional<Tensor> rotary, Tensor positions, Tensor slots,
     Tensor block_table, Tensor seqlen_k, std::optional<Tensor> kept, std::optional<Tensor> factors,
