@@ -3,7 +3,7 @@
 import contextlib
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.bench_settings import NO_SALT
@@ -28,16 +28,16 @@ def cache_facts(
     vocabulary: Vocabulary | None,
     sources: Sequence[MetricsSource] = (),
 ) -> CacheFacts:
-    """The start that all prompts of a run share, and the blocks of the server's prefix cache by its metrics."""
+    """The start that all prompts of a run share, and the size of a block of the server's prefix cache."""
     special_tokens, words = (vocabulary.special_tokens, len(vocabulary.words)) if vocabulary is not None else (0, 0)
     has_marker = vocabulary is None and config.salt != NO_SALT and config.prefix_cache != "cold"
     text = marker_text(config.salt or "") if has_marker else ""
     if vocabulary is not None and not has_template(facts):
-        return CacheFacts(special_tokens, special_tokens, _block_tokens(sources), words=words)
+        return CacheFacts(special_tokens, special_tokens, _block_tokens(facts, sources), words=words)
     count = start_counter(config, facts, control)
     plain = count("")
     marked = count(text) if text else plain
-    return CacheFacts(marked, special_tokens, _block_tokens(sources), max(0, marked - plain), words)
+    return CacheFacts(marked, special_tokens, _block_tokens(facts, sources), max(0, marked - plain), words)
 
 
 def has_template(facts: TargetFacts) -> bool:
@@ -60,7 +60,11 @@ def start_counter(config: BenchConfig, facts: TargetFacts, control: ControlClien
 VLLM_BLOCK_SIZE = re.compile(r'vllm:cache_config_info\{[^}]*block_size="(\d+)"')
 
 
-def _block_tokens(sources: Sequence[MetricsSource]) -> int:
-    """Tokens of a block of the server's prefix cache; 1 if no source reports it."""
+def _block_tokens(facts: TargetFacts, sources: Sequence[MetricsSource]) -> int:
+    """Tokens of a block of the server's prefix cache, by `/info` or by its metrics; 1 if neither reports it."""
+    engine = facts.info.get("engine")
+    size = engine.get("block_size") if isinstance(engine, Mapping) else None
+    if isinstance(size, int) and size > 0:
+        return size
     found = next((match for source in sources if (match := VLLM_BLOCK_SIZE.search(source.text() or ""))), None)
     return max(1, int(found[1])) if found else 1

@@ -188,6 +188,7 @@ ANSWERS: Mapping[str, JsonSchema] = {
         dtype=_nullable(_TEXT),
         quantize=_nullable(_TEXT),
         kv_cache_dtype=_nullable(_TEXT),
+        block_size=_nullable(_COUNT),
         extensions=_list(_TEXT),
         tuned=_nullable({"type": "object"}),
         adapters=_list(_TEXT),

@@ -15,7 +15,7 @@ from reference_server.images.placeholder import WHOLE_PROMPTS
 from reference_server.messages import ModelInfo, WarmupReply
 from reference_server.router.tokenizer_files import TokenizerFiles
 from reference_server.router.validation.request_rules import GenerationLimits
-from reference_server.router.validation.token_limits import TokenLimits
+from reference_server.router.validation.token_limits import TokenLimits, block_size_of
 
 #: Extensions to TGI's API, listed in `/info` for clients.
 EXTENSIONS = ("ignore_eos_token", "ignore_eos", "min_new_tokens", "presence_penalty", "n", "config", "cached_tokens")
@@ -32,6 +32,8 @@ class EngineInfo:
     dtype: str | None = None
     quantize: str | None = None
     kv_cache_dtype: str | None = None
+    block_size: int | None = None
+    """Tokens of a block of K/V; the prefix cache contains whole blocks."""
     tuned: Mapping[str, Any] | None = None
     memory: Mapping[str, int] = field(default_factory=dict)
     """Bytes reported by warm-up; in step traces, not in `/info`."""
@@ -44,6 +46,7 @@ class EngineInfo:
             "dtype": self.dtype,
             "quantize": self.quantize,
             "kv_cache_dtype": self.kv_cache_dtype,
+            "block_size": self.block_size,
             "extensions": list(EXTENSIONS),
             "tuned": None if self.tuned is None else dict(self.tuned),
         }
@@ -151,6 +154,7 @@ def server_info(
             dtype=info.dtype.removeprefix("torch.") or None,
             quantize=None if backends.get("quantize") in ("none", "") else backends.get("quantize"),
             kv_cache_dtype=backends.get("kv_cache"),
+            block_size=block_size_of(config, info),
             tuned=tuned_from(config.tuned_by),
             memory={
                 name: value

@@ -1,3 +1,6 @@
+import itertools
+from dataclasses import replace
+
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -7,6 +10,7 @@ from tokenizers.trainers import BpeTrainer
 
 from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import UsageError
+from loadgen.preparation.cache_facts import cache_facts
 from loadgen.preparation.length_check import check_lengths
 from loadgen.preparation.length_control import choose_length_control
 from loadgen.preparation.prepare_run import make_vocabulary, vocabulary_of
@@ -15,7 +19,9 @@ from loadgen.target.control import ControlClient
 from loadgen.target.launched.launch import LaunchedProcess
 from loadgen.target.server_kind import OWN, TGI
 from loadgen.target.target import Target, TargetFacts
-from loadgen.workloads.prompts.prompt import Prompt
+from loadgen.workloads import workload
+from loadgen.workloads.prompts.prompt import Prompt, ServerLimits
+from tests.loadgen.workloads.test_workload import VOCABULARY
 from tests.support.servers.stream_server import stream_server
 
 TEXT = [
@@ -130,3 +136,15 @@ def test_lengths_are_forced_only_if_the_server_lists_the_extensions():
     assert choose_length_control(BenchConfig(), cannot) == "capped"
     with pytest.raises(UsageError, match="TGI cannot force lengths"):
         choose_length_control(BenchConfig(length_control="forced"), cannot)
+
+
+@pytest.mark.parametrize(("info", "planned"), [({"engine": {"block_size": 16}}, 0), ({}, 1)])
+def test_short_random_prompts_have_no_planned_cached_tokens_if_the_server_caches_larger_blocks(info, planned):
+    """Two prompts of 24 tokens have their first token in common by chance; a block of 16 tokens is not."""
+    config = BenchConfig(input_tokens="24", adapter=("poems:1.0",), api="tgi")
+
+    facts = cache_facts(config, TargetFacts("tgi", info), ControlClient("http://127.0.0.1:1"), VOCABULARY)
+
+    work = workload.build(config, VOCABULARY, ServerLimits(), cache=replace(facts, words=1_000_000))
+    plans = [prompt.planned_cached_tokens - facts.shared_tokens for prompt in itertools.islice(work.planned(), 3)]
+    assert plans == ([-facts.shared_tokens] + [planned or -facts.shared_tokens] * 2)

@@ -10,9 +10,9 @@ from reference_server.router.api_key import read_keys
 from reference_server.router.app import TransportOptions
 from reference_server.router.scheduling.scheduler_options import SchedulerOptions, WireVersion
 from reference_server.router.validation.token_limits import (
-    V2_BLOCK_SIZES,
     ConfiguredLimits,
     TokenLimits,
+    block_size_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def scheduler_options(config: RouterConfig, limits: TokenLimits, info: ModelInfo
         max_batch_size=config.max_batch_size,
         requires_padding=info.requires_padding,
         supports_chunking=info.support_chunking,
-        block_size=V2_BLOCK_SIZES[config.shard_attention] if config.grpc_schema == "v2" else info.block_size,
+        block_size=block_size_of(config, info),
         use_prefix_caching=info.use_prefix_caching,
         window_size=info.window_size,
         speculate=info.speculate,

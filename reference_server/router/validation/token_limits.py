@@ -7,6 +7,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 
+from reference_server.configuration.config import RouterConfig
 from reference_server.errors import StartupError
 from reference_server.messages import (
     Batch,
@@ -29,6 +30,11 @@ V2_BLOCK_SIZES = {
     "flashdecoding": 256, "varlen": 256, "flash": 256,
 }  # fmt: skip
 """K/V block size by attention; under schema v2 a model server does not report it."""
+
+
+def block_size_of(config: RouterConfig, info: ModelInfo) -> int:
+    """Tokens of a block of K/V."""
+    return V2_BLOCK_SIZES[config.shard_attention] if config.grpc_schema == "v2" else info.block_size
 
 
 @dataclass(frozen=True, slots=True)

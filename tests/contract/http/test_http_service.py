@@ -83,6 +83,7 @@ async def test_http_H60_models_and_info():
         "dtype",
         "quantize",
         "kv_cache_dtype",
+        "block_size",
         "extensions",
         "tuned",
         "adapters",

@@ -73,3 +73,15 @@ def test_tuned_by(text: str | None, tuned: object):
 def test_a_wrong_tuned_by_is_refused(text: str):
     with pytest.raises(ArgumentError, match="not STUDY/TRIAL"):
         tuned_from(text)
+
+
+def test_info_has_the_block_size_of_the_cache(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    files = TokenizerFiles("m", tmp_path, tmp_path)
+    shard, warm = ModelInfo(False, "torch.float32", "cpu", block_size=256), WarmupReply(9, 5, 9)
+
+    own = server_info(load(RouterConfig, [], {}), files, LIMITS, shard, warm)
+    foreign = server_info(load(RouterConfig, ["--grpc-schema", "v2"], {}), files, LIMITS, shard, warm)
+
+    assert own.engine.to_json()["block_size"] == 256
+    assert foreign.engine.block_size == 16
