@@ -1,12 +1,14 @@
 """A sample page of every kind, for the checks in a browser."""
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
+from loadgen.capacity.search_policy import SearchGoal
+from loadgen.capacity.search_result import format_capacity
 from reports.document import Report
 from reports.gate.compare import judge
 from reports.gate.comparison import CompareOptions
@@ -26,7 +28,7 @@ from reports.pages.run_page import build_run_report
 from reports.pages.simulation_page import PlanData, build_plan_report, build_predictions_report
 from reports.pages.study.page import build_study_report
 from reports.pages.sweep_page import build_sweep_report
-from reports.stats.capacity import Capacity, RunEvidence
+from reports.stats.capacity import Capacity
 from tests.support.samples.sample_run import SampleLoad, sample_run
 from tests.support.samples.sample_study import sample_study
 
@@ -44,13 +46,17 @@ def runs_report() -> Report:
     return build_run_report([Analysis.of(sample_run(replace(load, duration_s=30, seed=1))) for load in loads])
 
 
-def sample_sweep(slowdown: float = 1.0) -> Sweep:
+def sample_sweep(
+    slowdown: float = 1.0, rates: Sequence[float] = (2.0, 4.0, 8.0, 16.0), duration_s: float = 30.0
+) -> Sweep:
     points = []
-    for rate in (2.0, 4.0, 8.0, 16.0):
-        run = sample_run(replace(SampleLoad(slowdown=slowdown), rate=rate, duration_s=30, failure_share=0.0))
+    for rate in rates:
+        run = sample_run(replace(SampleLoad(slowdown=slowdown), rate=rate, duration_s=duration_s, failure_share=0.0))
         run.manifest.objectives = [{"metric": "ttft_p95_ms", "max": 400}]
         points.append(LoadPoint(rate, (Analysis.of(run),)))
-    return Sweep("rate", tuple(points), 0.95, ("tgi-bench", "sweep", "--points", "2,4,8,16"))
+    return Sweep(
+        "rate", tuple(points), 0.95, ("tgi-bench", "sweep", "--points", ",".join(f"{each:g}" for each in rates))
+    )
 
 
 def sweep_report() -> Report:
@@ -58,11 +64,12 @@ def sweep_report() -> Report:
 
 
 def search_report() -> Report:
-    shares = {4.0: 0.999, 8.0: 0.98, 12.0: 0.95, 16.0: 0.88}
-    runs = [RunEvidence(load, share, 300.0, 33.0, 1_000) for load, share in shares.items()]
-    runs.append(RunEvidence(32.0, 0.1, 50.0, 33.0, 500, is_overloaded=True))
-    sentence = "12 requests/s (11–13) keep TTFT p95 ≤ 400 ms for 95 % of requests; 5 runs in 3 min 2 s."
-    return build_sweep_report(replace(sample_sweep(), search=("valid", sentence), capacity=Capacity(tuple(runs), 0.95)))
+    """A search whose capacity, with its sentence, comes from its own runs."""
+    sweep = sample_sweep(rates=(8.0, 12.0, 14.0, 16.0, 18.0), duration_s=90.0)
+    capacity = Capacity(tuple(run for point in sweep.points for run in point.evidence), sweep.target)
+    found = format_capacity(capacity.interval, SearchGoal(1, 64, sweep.target, 0.05), "requests/s")
+    sentence = f"{found} keep TTFT p95 ≤ 400 ms for 95 % of requests; {len(capacity.runs)} runs in 8 min 20 s."
+    return build_sweep_report(replace(sweep, search=("valid", sentence), capacity=capacity))
 
 
 def matrix_report() -> Report:
