@@ -3,6 +3,7 @@
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from reports.document import (
     Block,
@@ -160,7 +161,7 @@ def _headline(analysis: Analysis) -> str:
         )
     ttft = metrics[primary_latency("ttft_s", analysis.run.manifest.is_open_loop)]
     if ttft["count"]:
-        median, p95 = (_duration(ttft["percentiles"][p]["value"]) for p in ("p50", "p95"))
+        median, p95 = (_duration(ttft["percentiles"][p]["value"], _mark(ttft, p)) for p in ("p50", "p95"))
         parts.append(f"TTFT is {median} at the median and {p95} at the 95th percentile")
     # Failed requests are a finding, which the line begins with.
     if not request_tables.failed_requests(analysis):
@@ -168,9 +169,15 @@ def _headline(analysis: Analysis) -> str:
     return _sentence("; ".join(parts)) if parts else ""
 
 
-def _duration(seconds: float) -> str:
+def _mark(metric: Mapping[str, Any], name: str) -> str:
+    """The mark of an unsupported percentile, as the tile and the tables have it."""
+    found = latency_tables.percentile(metric, name)
+    return "" if found.is_supported else found.text[:1]
+
+
+def _duration(seconds: float, mark: str = "") -> str:
     """A duration in milliseconds, or in seconds from ten seconds on."""
-    return f"{format_number(seconds)} s" if seconds >= 10 else f"{format_number(1e3 * seconds)} ms"
+    return f"{mark}{format_number(seconds)} s" if seconds >= 10 else f"{mark}{format_number(1e3 * seconds)} ms"
 
 
 def _throughput_blocks(analyses: Sequence[Analysis]) -> tuple[Block, ...]:

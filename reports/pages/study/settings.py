@@ -48,7 +48,9 @@ def _map_knobs(study: StudyData) -> tuple[Knob, Knob] | None:
     if budget is not None and memory is not None:
         return budget, memory
     ranked = [moving[name] for name in _importances(study) if name in moving]
-    chosen = [*ranked, *(knob for knob in moving.values() if knob not in ranked)][:2]
+    # Marks of two choices cover each other, so numbers come first.
+    ordered = [*ranked, *(knob for knob in moving.values() if knob not in ranked)]
+    chosen = sorted(ordered, key=lambda knob: knob.scale == "category")[:2]
     return (chosen[0], chosen[1]) if len(chosen) == 2 else None
 
 

@@ -10,9 +10,6 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
 
 from reports.document import Size
-from reports.plots.figure import (
-    tick_number,
-)
 from reports.study import Knob
 
 Array = npt.NDArray[np.float64]
@@ -38,7 +35,7 @@ def setting_axis(axes: Axes, which: str, knob: Knob, column: "pd.Series[Any]", s
     ticks = _number_ticks(known, knob, size)
     if size.is_narrow and which == "x" and len(ticks) > 4:
         ticks = ticks[has_unset::2]
-    labels = [tick_number(tick) for tick in ticks]
+    labels = [setting_number(tick) for tick in ticks]
     if has_unset:
         ticks, labels = [float(places.min()), *ticks], [shorten(knob.unset, 9), *labels]
     axis.set_ticks(ticks, labels)
@@ -115,8 +112,8 @@ def ends_of(knob: Knob, column: "pd.Series[Any]") -> tuple[str, str]:
     if levels is not None:
         return levels[0], levels[-1]
     numbers = pd.to_numeric(column, errors="coerce").astype(float)
-    low = knob.unset if numbers.isna().any() else tick_number(float(numbers.min()))
-    return low, tick_number(float(numbers.max()))
+    low = knob.unset if numbers.isna().any() else setting_number(float(numbers.min()))
+    return low, setting_number(float(numbers.max()))
 
 
 def padded_limits(knob: Knob, places: Array, fraction: float = 0.08) -> tuple[float, float]:
@@ -132,6 +129,15 @@ def padded_limits(knob: Knob, places: Array, fraction: float = 0.08) -> tuple[fl
 def left_margin(knob: Knob, size: Size) -> dict[str, float]:
     """The left margin of a figure with a setting as its y axis, for `gridspec_kw`; names of choices need more space."""
     return {"left": (96 if knob.scale == "category" else 76) / size.width}
+
+
+def setting_number(value: float) -> str:
+    """A number as a flag accepts it, and as the tables of settings have it: without separators.
+
+    >>> setting_number(4096.0), setting_number(1048576.0), setting_number(0.3)
+    ('4096', '1048576', '0.3')
+    """
+    return f"{value:.10g}"
 
 
 def shorten(text: str, max_len: int) -> str:

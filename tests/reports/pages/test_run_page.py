@@ -350,3 +350,15 @@ def test_pages_1_several_valid_runs_have_one_verdict_with_the_best_of_them() -> 
     assert "Lowest TTFT p95: first, " in line.sentence
     assert [each.word for each in lines] == ["Degraded run", "2 valid runs"]
     assert lines[0].label == "third"
+
+
+def test_the_first_line_marks_an_unsupported_percentile_as_the_tile_does() -> None:
+    short = Analysis.of(sample_run(SampleLoad(duration_s=6, warmup_s=1)))
+    long = Analysis.of(sample_run(SampleLoad(mode="closed", duration_s=120, warmup_s=5)))
+
+    assert re.search(
+        r"TTFT is [~≥]?[\d.]+ ms at the median and ≥[\d.,]+ ms at", build_run_report([short]).verdicts[0].sentence
+    )
+    assert re.search(
+        r"TTFT is [\d.]+ ms at the median and [\d.,]+ ms at", build_run_report([long]).verdicts[0].sentence
+    )

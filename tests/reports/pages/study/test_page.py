@@ -325,3 +325,22 @@ def test_below_ten_trials_no_figure_shows_the_shape_of_the_space() -> None:
 
     assert not names & {"feasibility", "parallel"}
     assert "history" in names
+
+
+def test_the_map_of_configurations_has_numbers_before_choices() -> None:
+    """Marks of two choices cover each other."""
+    study = sample_study()
+    choices = (Knob("flash_attn", "auto", "category"), Knob("kv_unified", None, "category"))
+    trials = tuple(
+        dataclasses.replace(
+            each, settings={**each.settings, "flash_attn": each.number % 2 == 0, "kv_unified": each.number % 3 == 0}
+        )
+        for each in study.trials
+    )
+    numbers = tuple(knob for knob in study.knobs if knob.name in ("waiting_served_ratio", "max_waiting_tokens"))
+
+    report = build_study_report(dataclasses.replace(study, knobs=(*choices, *numbers), trials=trials))
+
+    [plot] = [each for each in report.plots if each.name == "feasibility"]
+    assert "flash_attn" not in plot.alt
+    assert "waiting_served_ratio" in plot.alt
