@@ -3,6 +3,7 @@
 import pytest
 
 from reports.document import Section, Table
+from reports.metrics.sweep import Sweep
 from reports.pages.matrix_page import MatrixResult, build_matrix_report
 from tests.support.samples.sample_pages import sample_sweep
 
@@ -11,12 +12,18 @@ def table_titles(section: Section) -> list[str]:
     return [block.title for block in section.blocks if isinstance(block, Table)]
 
 
+@pytest.fixture(scope="module")
+def facets() -> tuple[tuple[str, Sweep], ...]:
+    return ("128", sample_sweep()), ("1024", sample_sweep(1.4))
+
+
 @pytest.mark.parametrize(
     ("setting", "is_of_server", "is_judged"), [("server.speculate", True, True), ("input_tokens", False, False)]
 )
-def test_only_values_of_a_server_are_judged(setting: str, is_of_server: bool, is_judged: bool):
+def test_only_values_of_a_server_are_judged(
+    facets: tuple[tuple[str, Sweep], ...], setting: str, is_of_server: bool, is_judged: bool
+):
     """More tokens/s at shorter prompts do not make them better."""
-    facets = (("128", sample_sweep()), ("1024", sample_sweep(1.4)))
     result = MatrixResult(setting, facets, is_of_server=is_of_server)
 
     report = build_matrix_report(result)

@@ -14,6 +14,7 @@ from reports.plots.figure import HALF
 from reports.renderers.write import write_report
 from reports.stats.capacity import Capacity, RunEvidence
 from tests.support.samples.sample_run import SampleLoad, sample_run
+from tests.support.undrawn_figures import undrawn_figures
 
 
 @functools.cache
@@ -65,7 +66,8 @@ def test_the_highest_load_within_precedes_the_first_one_beyond() -> None:
 def test_the_report_has_every_point_the_curve_and_the_verdict(sweep: Sweep, tmp_path) -> None:
     report = build_sweep_report(sweep)
 
-    paths = write_report(report, tmp_path)
+    with undrawn_figures():
+        paths = write_report(report, tmp_path)
     assert {path.name for path in paths.figures} >= {"throughput_latency.svg", "throughput_by_load.png"}
     text = paths.markdown.read_text()
     assert "5 loads from 2 to 32 requests/s" in text
