@@ -1,4 +1,4 @@
-"""The manifest of a run: its content before the load, its end, and the schedule beside it."""
+"""The manifest of a run: its content before the load, its end, and the schedule in the same folder."""
 
 import dataclasses
 import datetime

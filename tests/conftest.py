@@ -30,7 +30,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A slow test may run beside others on a busy machine: its limit only ends one that hangs."""
+    """A slow test may run at the same time as others on a busy machine: its limit only ends one that hangs."""
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))

@@ -215,7 +215,7 @@ class ConfirmSection(BaseModel):
 
     model_config = _STRICT
 
-    finalists: int = Field(3, ge=1, le=10, description="Best configurations relaunched beside the defaults.")
+    finalists: int = Field(3, ge=1, le=10, description="Best configurations to relaunch, as well as the defaults.")
     rounds: int = Field(5, ge=0, le=50, description="Launches of each; 0 leaves the winner unconfirmed.")
 
 

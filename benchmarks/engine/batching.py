@@ -1,4 +1,4 @@
-"""Compare static with continuous batching under the load test of TGI's first release, beside its published table.
+"""Compare static with continuous batching under the load test of TGI's first release, and with its published table.
 
     python -m benchmarks.engine.batching [--model preset:bloom-560m] [--stages 1m:50,2m:100,1m:0] [--batch-size 32]
                                   [--rounds 1] [--threads 1] [--json FILE]

@@ -5,7 +5,7 @@
 One row per method: tokens/s of one sequence and of eight, time to first token for a prompt of 128 tokens, memory of
 the weights, and accuracy on a fixed text: perplexity, and the mean KL divergence per token from the plain weights in
 the same compute type. If the compiled CPU product rounds activations, the divergence of the same weights with products
-of float inputs is shown beside it; on trained weights (`preset:tiny-llama`) the two show the cost of that rounding.
+of float inputs is shown next to it; on trained weights (`preset:tiny-llama`) the two show the cost of that rounding.
 
 Each method is measured in turns with the plain model, up to `--rounds` turns within its time limit; speeds are medians,
 and `x plain` is the median of the ratios of the turns. Each method runs in its own process; a method that fails or

@@ -39,7 +39,7 @@ from benchmarks.presets.train_tiny import (  # noqa: E402
 HEADS = PRESETS / "tiny-llama-medusa"
 NUM_HEADS = 4
 NEARER_WEIGHT = 0.8
-"""Weight of a head's loss beside that of the head before it, whose token has to be accepted first."""
+"""Weight of a head's loss, relative to that of the head before it, whose token has to be accepted first."""
 
 
 class MedusaHead(nn.Module):

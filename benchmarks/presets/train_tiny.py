@@ -194,7 +194,7 @@ def _show(model: "LlamaForCausalLM", tokenizer: "Tokenizer", seq_len: int) -> No
 
 
 def save_weights(model: "LlamaForCausalLM") -> None:
-    """Write the model's weights in bfloat16 beside its config, atomically."""
+    """Write the model's weights in bfloat16 to the folder of its config, atomically."""
     import torch
     from safetensors.torch import save_file
 

@@ -114,7 +114,7 @@ class Card:
         return 0.4 + 0.00011 * float(settings["max_batch_prefill_tokens"]) * (1.3 if is_unpacked else 1.0)
 
     def cache_tokens(self, settings: Mapping[str, Any]) -> float:
-        """K/V tokens that fit beside weights and workspace."""
+        """K/V tokens that fit in addition to weights and workspace."""
         weights = WEIGHTS_GB[settings.get("quantize") or "none"]
         cache = float(settings["cuda_memory_fraction"]) * self.memory_gb * 0.95 - weights - self.workspace_gb(settings)
         return 1024 * cache / (self.kv_mb * (0.5 if _is_narrow(settings) else 1.0))

@@ -1,7 +1,7 @@
 """Bisects a line of revisions: builds each revision once, makes the runs that the statistics need, stores each run.
 
-The runs are in `bisect.json`, which is written after each of them, and the builds beside it; the same command continues
-from both.
+The runs are in `bisect.json`, which is written after each of them. The builds are in the same folder. The same command
+continues from both.
 """
 
 import json

@@ -105,7 +105,7 @@ class InterleavedSlices:
             if found is not None and found[1] < found[0]:
                 resident, free = (each / 2**20 for each in found)
                 raise MeasurementError(
-                    f"{side.label} is not launched beside the other server: that one takes {resident:,.0f} MiB and "
+                    f"{side.label} is not launched with the other server running, which takes {resident:,.0f} MiB and "
                     f"{free:,.0f} MiB of memory are free; leave out --interleave"
                 )
 

@@ -1,4 +1,4 @@
-"""Disturbances beside a tool: another client of the server, a wall clock that steps, half of the CPU time."""
+"""Disturbances while a tool runs: another client of the server, a wall clock that steps, half of the CPU time."""
 
 import contextlib
 import http.client
@@ -32,7 +32,7 @@ OTHER_TOKENS = 64
 def run_tool(
     words: Sequence[str], url: str, companion: Companion | None, folder: Path, environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run a tool's command beside its companion. Raises MeasurementError if it does not end in time."""
+    """Run a tool's command at the same time as its companion. Raises MeasurementError if it does not end in time."""
     environment = dict(environment)
     step_file = folder / "step"
     if companion is Companion.CLOCK_STEP:

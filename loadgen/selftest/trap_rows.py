@@ -12,7 +12,7 @@ from loadgen.selftest.trap_behaviour import BATCH, STALL_S, Behaviour
 
 
 class Companion(StrEnum):
-    """Something beside the server and the tool under test."""
+    """A process in addition to the server and the tool under test."""
 
     OTHER_CLIENT = "other_client"
     CLOCK_STEP = "clock_step"

@@ -51,7 +51,7 @@ class RunLength:
 class Position:
     """The place of a run in a series: `point 2 of 5`, `launch 7 of 15, best so far +12 %`.
 
-    idle: shown beside the elapsed time while no run sends numbers.
+    idle: shown after the elapsed time while no run sends numbers.
     """
 
     name: str

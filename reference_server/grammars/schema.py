@@ -214,7 +214,7 @@ def _rewrite(schema: dict[str, Any], is_open: bool) -> None:
         del schema["unevaluatedProperties"]
     if "unevaluatedProperties" in schema:
         if is_open:
-            raise SchemaError("`unevaluatedProperties` beside schemas of the same object is not supported")
+            raise SchemaError("`unevaluatedProperties` together with schemas of the same object is not supported")
         schema.setdefault("additionalProperties", schema.pop("unevaluatedProperties"))
     if "properties" in schema:
         # As TGI: an object with the listed properties only, unless the schema allows more.

@@ -49,7 +49,7 @@ class Programs:
 
     @classmethod
     def beside(cls, interpreter: str) -> "Programs":
-        """The console scripts beside `interpreter`, or else their modules."""
+        """The console scripts in the folder of `interpreter`, or else their modules."""
 
         def words(name: str, module: str) -> tuple[str, ...]:
             script = Path(interpreter).parent / name

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 def main(
     argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None, programs: Programs | None = None
 ) -> int:
-    """Run the launcher; `argv` and `environ` default to this process's, `programs` to those installed beside it."""
+    """Run the launcher; `argv` and `environ` default to this process's, `programs` to those installed with it."""
     environ = process_environment() if environ is None else environ
     with stop_signals(is_program=argv is None) as signals:
         try:

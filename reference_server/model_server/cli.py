@@ -255,7 +255,7 @@ def engine_options(config: ShardConfig) -> EngineOptions:
 
 
 def offers_link(config: ShardConfig, url: str) -> bool:
-    """Whether the shard listens for the link, beside gRPC. Raises ArgumentError if `link` is set but impossible."""
+    """Whether the shard listens for the link, as well as gRPC. Raises ArgumentError if `link` is set but impossible."""
     if not is_tcp(url):
         return config.transport != "grpc"
     if config.transport == "link":

@@ -217,7 +217,7 @@ class Engine:
         release_unused(self.loaded.device)
 
     def warmup(self, request: WarmupRequest) -> WarmupReply:
-        """Run the largest prefill, then allocate the blocks that fit beside it."""
+        """Run the largest prefill, then allocate the blocks that fit in the remaining memory."""
         block_size = self._block_size
         self.stepper.max_prefill_tokens = blocks_for(request.max_prefill_tokens, block_size) * block_size
         if self.model.graphs is not None:

@@ -1,4 +1,4 @@
-"""The link: frames between a router and a shard of the same machine, over a unix socket beside the shard's gRPC socket.
+"""The link: frames between a router and a shard on one machine, over a unix socket next to the shard's gRPC socket.
 
     [u32 payload length, little-endian] [u8 kind] [payload]
 

@@ -54,16 +54,16 @@ async def serving(
     service = ShardService(shard, group)
     loop = asyncio.get_running_loop()
     if link is None:
-        beside: AbstractContextManager[object] = nullcontext()
+        link_server: AbstractContextManager[object] = nullcontext()
     else:
-        beside = serving_link(link, link_path(url), lambda error: loop.call_soon_threadsafe(service.fail, error))
+        link_server = serving_link(link, link_path(url), lambda error: loop.call_soon_threadsafe(service.fail, error))
     server = grpc.aio.server(options=SERVER_OPTIONS)
     schemas = [load_schema(version) for version in VERSIONS]
     server.add_generic_rpc_handlers([service.handlers(schema) for schema in schemas])
     reflection.enable_server_reflection(
         [*(schema.service for schema in schemas), reflection.SERVICE_NAME], server, load_pool()
     )
-    with beside:
+    with link_server:
         _bind(server, url)
         await server.start()
         try:

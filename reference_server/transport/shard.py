@@ -59,7 +59,7 @@ class Shard(Protocol):
     async def load_adapter(self, source: AdapterSource) -> int | None:
         """Load an adapter under its name, in place of one of that name from elsewhere; returns its bytes.
 
-        None while its files are read, beside the steps: repeat the call, as `until_loaded` does.
+        None while its files are read, during which steps continue: repeat the call, as `until_loaded` does.
         """
         ...
 

@@ -149,7 +149,7 @@ def test_a_small_study_measures_real_launches_and_its_best_is_served(tmp_path):
 
 @pytest.mark.slow
 def test_reliability_Q13_grammars_that_explode_delay_no_other_request(server):
-    """Workers refuse them only after long work; a stream beside them goes on meanwhile."""
+    """Workers refuse them only after long work; another stream continues meanwhile."""
     optional = {f"p{number}": {"type": "string"} for number in range(3000)}
     wide = "x{50}" + "".join(f"[{letter}-z]?" for letter in "abcdefgh" * 500)
     grammars = [{"type": "json", "value": {"properties": optional}}, {"type": "regex", "value": wide}]

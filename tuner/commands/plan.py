@@ -119,7 +119,10 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="Rates, limits and policies.")
     parser.add_argument("--cost", type=Path, metavar="FILE", help="Cost file. Default: that of the newest study.")
     parser.add_argument(
-        "--load", type=Path, metavar="FILE", help="Load file with the prompts. Default load.toml beside the costs."
+        "--load",
+        type=Path,
+        metavar="FILE",
+        help="Load file with the prompts. Default load.toml in the folder of the costs.",
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="Launcher setting. Repeatable.")
     parser.add_argument(

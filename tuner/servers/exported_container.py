@@ -8,7 +8,7 @@ from typing import Any
 from tuner.servers.exported_text import CONTAINER_PORT
 
 GIB = 2**30
-# Memory of a server's processes beside the model, and cores for the router and for each GPU's shard.
+# Memory of a server's processes in addition to the model, and cores for the router and for each GPU's shard.
 PROCESS_GIB, ROUTER_CORES, CORES_PER_GPU = 4, 2, 2
 
 

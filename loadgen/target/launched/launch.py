@@ -37,13 +37,13 @@ def split_command(command: str | Sequence[str]) -> list[str]:
 
 
 def find_launcher() -> str:
-    """The path of text-generation-launcher: beside this Python, else on PATH. Raises UsageError."""
+    """The path of text-generation-launcher: in the folder of this Python, else on PATH. Raises UsageError."""
     if importlib.util.find_spec("grpc") is None:
         raise UsageError(
             "the bundled server is not installed: pip install 'tgi-bench[server]', or give --url or --server"
         )
-    beside = Path(sys.executable).with_name("text-generation-launcher")
-    found = str(beside) if beside.exists() else shutil.which("text-generation-launcher")
+    installed = Path(sys.executable).with_name("text-generation-launcher")
+    found = str(installed) if installed.exists() else shutil.which("text-generation-launcher")
     if found is None:
         raise UsageError(
             "text-generation-launcher is not installed; give --url or --server, or install tgi-bench[server]"

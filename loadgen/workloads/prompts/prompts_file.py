@@ -46,7 +46,7 @@ class Columns:
 class PromptRow:
     """One prompt of a file: a text or chat messages, the length of its answer if the file has it, and further fields.
 
-    A message's content is a text, a list of parts, or absent beside tool calls.
+    A message's content is a text, a list of parts, or absent if there are tool calls.
     """
 
     text: str = ""

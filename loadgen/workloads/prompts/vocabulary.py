@@ -130,7 +130,7 @@ def calibrate_sparingly(count: CountTokens) -> Vocabulary:
     """A vocabulary from few counts: words of one token, whole groups of which are counted at once.
 
     A tokenizer that splits most words has few words, each counted alone. Raises CalibrationError if the words do not
-    keep their counts beside each other, or no text fills the last tokens.
+    keep their counts next to each other, or no text fills the last tokens.
     """
     base = Word(CANDIDATES[0], 1)
     special = count(base.text) - base.tokens
@@ -141,7 +141,7 @@ def calibrate_sparingly(count: CountTokens) -> Vocabulary:
     words = [word for group in groups for word in _single_words(count, special, base, group)]
     together = base.text + "".join(word.text for word in words)
     if len(words) < MIN_WORDS or count(together) != special + base.tokens + len(words):
-        raise CalibrationError("too few words have one token each beside the others")
+        raise CalibrationError("too few words have one token each next to the others")
     return Vocabulary(special, (base,), tuple(words), words[0].text)
 
 
@@ -151,7 +151,7 @@ def _few_words(count: CountTokens, special: int, base: Word) -> Vocabulary:
     words = [Word(text, count(base.text + text) - special - base.tokens) for text in texts]
     expected = special + base.tokens + sum(word.tokens for word in words)
     if min(word.tokens for word in words) < 1 or count(base.text + "".join(texts)) != expected:
-        raise CalibrationError("words do not keep their token count beside each other")
+        raise CalibrationError("words do not keep their token count next to each other")
     for filler in FILLERS:
         if count(base.text + words[0].text + filler * FEW_WORDS) == special + base.tokens + words[0].tokens + FEW_WORDS:
             return Vocabulary(special, (base,), tuple(words), filler)

@@ -177,7 +177,7 @@ def splits_for(rows: int, num_kv_heads: int, processors: int) -> int:
 
 
 def tile_for(dim: int, dtype: torch.dtype, most: int) -> int:
-    """Rows of a tile that fits in shared memory beside the other tiles, for heads of `dim` padded elements."""
+    """Rows of a tile that fits in shared memory together with the other tiles, for heads of `dim` padded elements."""
     return power_of_two(min(most, most * 256 // (dim * dtype.itemsize)), LEAST_TILE)
 
 

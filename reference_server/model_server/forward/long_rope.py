@@ -7,7 +7,7 @@ from reference_server.model_server.forward.inputs import Forward, RaggedInputs, 
 from reference_server.model_server.sequence import Sequence
 
 CHUNK = 512
-"""Tokens of one recomputing forward: their activations are small beside those of a prefill."""
+"""Tokens of one recomputing forward: their activations are small compared with those of a prefill."""
 
 
 class RecomputingForward:

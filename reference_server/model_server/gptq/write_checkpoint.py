@@ -165,7 +165,7 @@ def write_config(
 
 
 def copy_beside(source: Path, directory: Path) -> None:
-    """Copy the files beside a model's weights."""
+    """Copy the other files from the folder of a model's weights."""
     for path in source.iterdir():
         is_copied = path.suffix in COPIED_SUFFIXES and path.name not in REPLACED
         if path.is_file() and is_copied and not path.name.endswith(".index.json"):

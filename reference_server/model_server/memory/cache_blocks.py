@@ -1,4 +1,4 @@
-"""Memory for the K/V cache: the peak of the largest prefill, and the blocks that fit beside it."""
+"""Memory for the K/V cache: the peak of the largest prefill, and the blocks that fit in the remaining memory."""
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ DEFAULT_CPU_GIB = 4.0
 
 
 def blocks_that_fit(budget_bytes: float, weight_bytes: int, peak_bytes: int, block_bytes: int) -> int:
-    """Blocks that fit in a shard's memory beside its weights and the largest prefill.
+    """Blocks that fit in a shard's memory with its weights and the largest prefill.
 
     Raises ShardError, with the flags to change, if none fits.
     """
@@ -43,7 +43,7 @@ def blocks_in_free_memory(memory: DeviceMemory, share: float, block_bytes: int, 
     if num_blocks == 0:
         raise ShardError(
             f"no K/V block fits: of {_gib(memory.total_bytes)} of device memory {_gib(memory.free_bytes)} are free "
-            f"beside the weights and the largest prefill, and {_gib(kept_free_bytes)} have to stay "
+            f"in addition to the weights and the largest prefill, and {_gib(kept_free_bytes)} have to stay "
             "free. Raise `--cuda-memory-fraction`, or lower `--max-batch-prefill-tokens`"
         )
     return num_blocks

@@ -116,7 +116,7 @@ def quantizable(model: Any, quantization: Quantization) -> list[str]:
 
 
 def round_head(model: Any, dtype: torch.dtype, device: torch.device) -> None:
-    """Round a plain head to int8 beside weights of the compiled product, which reads it in half the time.
+    """Round a plain head to int8 if the weights use the compiled product, which reads it in half the time.
 
     The head of a small model is a quarter of the bytes that a decode step reads, or half of them with four-bit weights.
     The embedding keeps its weight, also if both are tied.

@@ -1,6 +1,6 @@
 """The vision half of a model with images: Transformers' image processor, vision tower and projector.
 
-The language model beside it is served like any other (`language_model`), with the embeddings of `VisionTower` in place
+The language model is served like any other (`language_model`), with the embeddings of `VisionTower` in place
 of those of image tokens.
 """
 

@@ -51,7 +51,7 @@ class Format(Protocol):
 
 
 def find_format(config: Mapping[str, Any], directory: Path) -> Format | None:
-    """The format in a raw `config.json`, or in a file of older tools beside it. None for a plain checkpoint.
+    """The format in a raw `config.json`, or in a file of older tools in the same folder. None for a plain checkpoint.
 
     Raises UnsupportedError for an unknown format or an unsupported variant.
     """

@@ -1,4 +1,4 @@
-"""Converts pickled weights to safetensors, beside the source files.
+"""Converts pickled weights to safetensors, in the folder of the source files.
 
 A tensor with several names is stored once, and the file's metadata maps the other names to it: `dropped -> kept`. The
 written file is compared with the source, bit for bit, before it is renamed to its final name.

@@ -73,7 +73,7 @@ def converted_name(name: str) -> str:
 
 
 def is_adapter(names: Iterable[str]) -> bool:
-    """Whether these are files of an adapter without a complete model beside it.
+    """Whether these are files of an adapter without a complete model in the same folder.
 
     >>> is_adapter(["adapter_config.json", "adapter_model.safetensors", "optimizer.pt"])
     True
@@ -124,7 +124,7 @@ def indexed_names(index: Path, present: Iterable[str]) -> list[str]:
         raise StartupError(f"{index} is no index of weights: {error}") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
-            raise StartupError(f"{index} names {name!r}, which is not a file beside it")
+            raise StartupError(f"{index} names {name!r}, which is not a file in the same folder")
     missing = sorted(set(names).difference(present))
     if missing:
         raise StartupError(f"{index} names files that are not there: {', '.join(missing)}")

@@ -49,7 +49,7 @@ class Scheduler:
         self.queue = Queue(make_admission(options))
         self._prefilling: tuple[Entry, ...] = ()  # of the open Prefill call
         self._running: _Running | None = None
-        self._joining: _Running | None = None  # prefilled beside the running batch, merged by the next Decode
+        self._joining: _Running | None = None  # prefilled separately, merged into the running batch by the next Decode
         self._cleanups: deque[Filter | Clear] = deque()
         self._is_decode_due = False
         self._has_joined = False  # the open Decode follows a Prefill that joined, so the next turn tries again

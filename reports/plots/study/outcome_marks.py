@@ -33,6 +33,6 @@ def draw_outcomes(axes: Axes, frame: pd.DataFrame, x: str, y: str) -> None:
 
 
 def name_outcomes(axes: Axes, frame: pd.DataFrame, size: Size) -> None:
-    """Write the outcomes in their colours beside the axis title, or above it in a narrow figure."""
+    """Write the outcomes in their colours after the axis title, or above it in a narrow figure."""
     shown = [outcome for outcome in OUTCOME_STYLE if (frame["outcome"] == outcome).any()]
     name_series(axes, [SHORT_OUTCOME[each] for each in shown], size, [OUTCOME_STYLE[each][1] for each in shown])

@@ -1,4 +1,4 @@
-"""The load test of TGI's first release: its ratio and its table beside the published one."""
+"""The load test of TGI's first release: its ratio, and its table with the published one."""
 
 import pytest
 

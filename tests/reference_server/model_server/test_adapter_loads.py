@@ -1,4 +1,4 @@
-"""Adapters loaded while a shard serves: refusals, steps beside the reading, unloading under running sequences."""
+"""Adapters loaded while a shard serves: refusals, steps during the reading, unloading under running sequences."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""A written report: one self-contained page, figures beside it, rebuilt from the saved run alone."""
+"""A written report: one self-contained page, figures in the same folder, rebuilt from the saved run alone."""
 
 import base64
 import dataclasses

@@ -1,6 +1,6 @@
 """A search whose server is a formula, in its own process: `python -m tests.support.samples.formula_study FOLDER`.
 
-Every launch is a line of `launches.log` beside the folder. With --kill-at STEP it ends itself by SIGKILL there, in
+Every launch is a line of `launches.log`, next to the folder. With --kill-at STEP it ends itself by SIGKILL there, in
 trial --kill-in: asked, launching, measuring, written, told.
 """
 

@@ -22,7 +22,7 @@ DEAD = {"host": "another-host", "pid": 1, "started": "1", "at": 0.0}
 
 
 class StudyMachine(RuleBasedStateMachine):
-    """A study in a journal, and beside it the results that were reported to it."""
+    """A study in a journal, and the results that were reported to it."""
 
     trials = Bundle("trials")
 

@@ -33,7 +33,10 @@ def add_input_flags(parser: argparse.ArgumentParser) -> None:
         "--cost", type=Path, metavar="FILE", help="Cost file of `simulate fit`. Default: that of the newest study."
     )
     parser.add_argument(
-        "--load", type=Path, metavar="FILE", help=f"Load file of tgi-bench. Default: {LOAD_FILE} beside the costs."
+        "--load",
+        type=Path,
+        metavar="FILE",
+        help=f"Load file of tgi-bench. Default: {LOAD_FILE} in the folder of the costs.",
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="Launcher setting. Repeatable.")
     parser.add_argument("--requests", type=int, metavar="N", help="End after this number of measured requests.")
@@ -51,7 +54,7 @@ def read_inputs(args: argparse.Namespace) -> tuple[Costs, BenchConfig, Simulated
 
 
 def load_values(load: Path | None, cost: Path) -> dict[str, Any]:
-    """The settings of a load file. Without one: of the file beside the costs, else of the default load of a study."""
+    """The settings of a load file. Without one: of the file next to the costs, else of the default load of a study."""
     beside = cost.with_name(LOAD_FILE)
     file = load or (beside if beside.is_file() else None)
     return dict(DEFAULT_LOAD) if file is None else dict(parsing.read_toml(file))

@@ -105,7 +105,7 @@ def in_panels(weight: Tensor) -> Tensor:
 def pack_linears(model: nn.Module, tied: Tensor | None) -> int:
     """Replace every plain linear and Conv1D by a packed one; returns the bytes that this adds.
 
-    tied: a weight that is also the embedding table, which is kept beside its packed copy.
+    tied: a weight that is also the embedding table, which is kept in addition to its packed copy.
     """
     added = 0
     for name, module in list(model.named_modules()):

@@ -86,7 +86,7 @@ def test_pages_2_a_tokenizer_that_splits_words_is_counted_with_few_requests(spec
 
 
 def test_words_that_do_not_keep_their_counts_are_refused_with_few_requests():
-    with pytest.raises(CalibrationError, match="beside each other"):
+    with pytest.raises(CalibrationError, match="next to each other"):
         calibrate_sparingly(lambda text: len(text) + len(text) ** 2 // 50)
 
 

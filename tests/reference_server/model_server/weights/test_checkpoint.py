@@ -67,7 +67,7 @@ def test_an_index_names_the_files(tmp_path: Path) -> None:
 def test_reliability_T22_an_index_names_plain_files_only(tmp_path: Path, name: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
 
-    with pytest.raises(StartupError, match="not a file beside it"):
+    with pytest.raises(StartupError, match="not a file in the same folder"):
         Checkpoint.open(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Pickled weights become safetensors beside them: nothing is run, lost, or written twice."""
+"""Pickled weights become safetensors in the same folder: nothing is run, lost, or written twice."""
 
 import doctest
 import os

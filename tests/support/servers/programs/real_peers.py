@@ -1,6 +1,6 @@
 """vLLM and llama-server, where they are installed: launched on `preset:tiny-llama` with their defaults.
 
-TGI_BENCH_VLLM: the Python of an environment that has vLLM; by default the one beside the `vllm` command.
+TGI_BENCH_VLLM: the Python of an environment that has vLLM; by default the one in the folder of the `vllm` command.
 TGI_BENCH_LLAMA_SERVER: the llama-server program; by default the one on the PATH.
 """
 
