@@ -25,7 +25,7 @@ from reference_server.messages import (
     WarmupReply,
     WarmupRequest,
 )
-from reference_server.transport.generation_codec import decode_generation, encode_generation, member, optional
+from reference_server.transport.generation_messages import decode_generation, encode_generation, member, optional
 from reference_server.transport.wire_schema import Message, WireSchema
 
 NO_DRAFTS = DraftCounts()

@@ -31,7 +31,7 @@ from reports.pages.sections.objectives import objectives_table
 from reports.pages.sections.run_summary import summary_blocks
 from reports.pages.sections.speculation import speculation_section
 from reports.pages.sections.structured import structured_section
-from reports.pages.sections.time_section import time_section
+from reports.pages.sections.time_breakdown import time_section
 from reports.plots import run_plots
 from reports.text import legible
 

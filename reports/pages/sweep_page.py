@@ -15,7 +15,7 @@ from reports.pages.sections.facts import load_sentence, run_facts, start_time
 from reports.pages.sections.latency_tables import scaled
 from reports.pages.sections.objectives import objective_results
 from reports.pages.sections.request_tables import failed_requests
-from reports.pages.sections.time_section import time_section
+from reports.pages.sections.time_breakdown import time_section
 from reports.pages.sweep_figures import (
     CURVES,
     LATENCIES,

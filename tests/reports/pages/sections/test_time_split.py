@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from reports.metrics.summary import Analysis
-from reports.pages.sections.time_section import time_section
+from reports.pages.sections.time_breakdown import time_section
 from reports.pages.sections.time_split import (
     first_token_table,
     gantt_frame,
