@@ -2,8 +2,8 @@
 
 From torch 2.12 the operator reads block tables and serves both phases. Before, it serves prompts only: their keys and
 values are first gathered from the cache, in a copy that is short compared with a prompt's attention. A test on the
-device checks whether it supports grouped heads, packed and with block tables. The operator is imported at its first use,
-because it imports torch's compiler.
+device checks whether it supports grouped heads, packed and with block tables. The operator is imported at its first
+use, because it imports torch's compiler.
 """
 
 import functools
