@@ -7,8 +7,6 @@ The speed falls linearly over the window of 60 s. `window`: the expected value o
 over all runs. `start`: the same without a drift, which is the value at the speed of the start.
 """
 
-import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.reports import stored_result
 from benchmarks.reports.steady_state import check
 from loadgen.config.bench_settings import DEFAULT_WARMUP_S
 from loadgen.selftest.coverage import estimates
@@ -56,17 +55,12 @@ class SlowingServer:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=200, help="Runs of each row. Default 200.")
-    parser.add_argument("--table", action="store_true", help="Print the table of a stored result, read from stdin.")
-    args = parser.parse_args()
-    if args.table:
-        print(render(json.load(sys.stdin)))
-        return 0
-    rows = [row for model, load in CASES for row in drift_rows(model, load, args.runs)]
-    json.dump({"runs": args.runs, "seed": SEED, "window_s": WINDOW_S, "rows": rows}, sys.stdout, indent=1)
-    print()
-    return 0
+    return stored_result.run(__doc__, 200, measured, render)
+
+
+def measured(runs: int) -> dict[str, Any]:
+    rows = [row for model, load in CASES for row in drift_rows(model, load, runs)]
+    return {"runs": runs, "seed": SEED, "window_s": WINDOW_S, "rows": rows}
 
 
 def drift_rows(model: str, load: float, runs: int, drifts: tuple[float, ...] = DRIFTS) -> Iterator[dict[str, Any]]:

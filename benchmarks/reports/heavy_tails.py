@@ -8,13 +8,12 @@ beforehand. `converge`: runs that end as with `--converge`. The stationary value
 and from at least 10 million simulated requests for 16 servers.
 """
 
-import argparse
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from benchmarks.reports import stored_result
 from benchmarks.reports.repeated_looks import converged_cells
 from loadgen.selftest.coverage import Setting
 from loadgen.selftest.queue_models import SLOTS, QueueModel, open_queue
@@ -33,26 +32,21 @@ SEED, TRUTH_SEED = 20_261_124, 1_100
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=300, help="Runs of each cell. Default 300.")
-    parser.add_argument("--table", action="store_true", help="Print the tables of a stored result, read from stdin.")
-    args = parser.parse_args()
-    if args.table:
-        print(render(json.load(sys.stdin)))
-        return 0
+    return stored_result.run(__doc__, 300, measured, render)
+
+
+def measured(runs: int) -> dict[str, Any]:
     planned: list[dict[str, Any]] = []
     converge: list[dict[str, Any]] = []
     for model in MODELS:
         for load in LOADS:
             truths = stationary(model, load)
-            planned += planned_rows(model, load, args.runs, truths)
+            planned += planned_rows(model, load, runs, truths)
             if load in CONVERGED_LOADS:
-                cells = converged_cells(model, load, args.runs // 2, SEED, truths)
+                cells = converged_cells(model, load, runs // 2, SEED, truths)
                 converge += [asdict(cell) for cell in cells if cell.ended]
             print(f"{model.name} {load:g}", file=sys.stderr, flush=True)
-    json.dump({"runs": args.runs, "seed": SEED, "planned": planned, "converge": converge}, sys.stdout, indent=1)
-    print()
-    return 0
+    return {"runs": runs, "seed": SEED, "planned": planned, "converge": converge}
 
 
 def stationary(model: QueueModel, load: float, requests: int = LEAST_REQUESTS) -> dict[str, float]:
