@@ -1,7 +1,7 @@
 """The certificate as a table: a row per model, load, number of requests and latency, a column per statistic.
 
 An entry holds the percentage of runs that print the interval, the coverage of those in percent, and the median width
-over the true value. `met 95 %` is the attainment of a limit at the true p95. The throughput stands in the rows of E2E.
+over the true value. `met 95 %` is the attainment of a limit at the true p95. The rows of E2E have the throughput too.
 """
 
 from collections.abc import Iterable, Mapping

@@ -84,7 +84,7 @@ async def _serve(loaded: Loaded[RouterConfig], stop: GracefulStop) -> None:
             again = resolve_limits(configured, await shard.warmup(warmup_request(configured)), await shard.info())
             if again.max_batch_total_tokens < limits.max_batch_total_tokens:
                 raise ShardError(
-                    f"the model server restarted with room for {again.max_batch_total_tokens} tokens, not "
+                    f"the model server restarted with memory for {again.max_batch_total_tokens} tokens, not "
                     f"{limits.max_batch_total_tokens}: restart the router"
                 )
             await services.adapters.restore(shard)

@@ -1,4 +1,4 @@
-"""Figures of a study's predictions beside the measurements; each takes a frame and returns a `Figure`."""
+"""Figures of a study's predictions and measurements; each takes a frame and returns a `Figure`."""
 
 import math
 

@@ -34,7 +34,7 @@ class AdapterLoads:
         Raises ShardError with the reason if it is not served.
         """
         if self._adapters is None:
-            raise ShardError("the model server has no room for adapters: start it with `--adapter-directory`")
+            raise ShardError("the model server has no memory for adapters: start it with `--adapter-directory`")
         if (nbytes := self._adapters.nbytes_from(source)) is not None:
             return nbytes
         begun = self._readings.get(source.name)

@@ -92,7 +92,7 @@ class AdapterSlots:
         return self.install(source, self.read(source, directory))
 
     def check_count(self, adapter_id: str) -> None:
-        """Raise ArgumentError if there is no room for another adapter."""
+        """Raise ArgumentError if the number of loaded adapters has reached its limit."""
         if adapter_id not in self._loaded and len(self._loaded) >= self._limits.count:
             raise ArgumentError(
                 f"{len(self._loaded)} adapters are loaded, the limit of `--max-adapters`: unload one of them"
