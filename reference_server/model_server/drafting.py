@@ -144,7 +144,8 @@ class Drafter:
         num_right = sum(self._history(rows[row]).settle(rows[row].ids) for row in due)
         if 2 * num_right >= len(due):
             self._looks.look_again()
-        lengths, values = self._lengths(rows, due, found, look_ns, cost)
+        token_ns = self._token_ns(rows, cost)
+        lengths, values = self._lengths(rows, due, found, look_ns, token_ns, cost)
         longest = longest_pause(cost.proposing_ns(1), plain_ns)
         pays = False
         drafts: list[Draft] = [()] * num_rows
@@ -161,7 +162,7 @@ class Drafter:
         self._looks.looked(pays, longest_pause(look_ns, plain_ns))
         if not any(lengths):
             return ()
-        self._saved_by_token_ns = plain_ns / num_rows
+        self._saved_by_token_ns = token_ns
         return tuple(drafts)
 
     def leave_out(self, reason: NoDraft, num_tokens: int) -> None:
@@ -243,6 +244,7 @@ class Drafter:
         due: SequenceOf[int],
         found: SequenceOf[ProposedDraft],
         look_ns: float,
+        token_ns: float,
         cost: StepCost,
     ) -> tuple[list[int], list[float]]:
         """The tokens to verify of each proposal, which the budget pays; and the value of each row's look.
@@ -250,7 +252,6 @@ class Drafter:
         The time of the look is spent in any case, so it does not make a draft worse, but it lowers the value of the
         look: the plain tokens that the row is expected to save by it.
         """
-        token_ns = cost.plain_ns(len(rows)) / len(rows)
         look_tokens = look_ns / len(due) / token_ns
         nothing = [0] * len(due)
         if not any(ids for ids, _ in found):
@@ -271,6 +272,13 @@ class Drafter:
             return nothing, values
         self._budget.add(-added_ns)
         return [lengths[row] for row in due], values
+
+    def _token_ns(self, rows: SequenceOf[Sequence], cost: StepCost) -> float:
+        """The time of one token of a step without drafts, with its keys and its sampling."""
+        keys = sum(sequence.cache_len for sequence in rows)
+        num_sampled = sum(sequence.request.parameters.samples for sequence in rows)
+        row_ns = keys * cost.key_ns + num_sampled * cost.sampled_row_ns
+        return (cost.plain_ns(len(rows)) + row_ns) / len(rows)
 
     def _added_ns(self, candidates: SequenceOf[DraftCandidate], lengths: SequenceOf[int], cost: StepCost) -> float:
         """The time of verifying these drafts, beside the step."""
