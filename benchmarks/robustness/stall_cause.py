@@ -137,14 +137,13 @@ def steps_within(steps: Sequence[TracedStep], start_ns: int, end_ns: int) -> Seq
 
 
 def read_steps(path: Path) -> list[TracedStep]:
-    """The rows of a step trace; a step after which the server was idle lasts as long as the model server took."""
+    """The rows of a step trace."""
     lines = path.read_text().splitlines()
     columns = json.loads(lines[0])["columns"]
     steps = []
     for line in lines[1:]:
         row = dict(zip(columns, json.loads(line), strict=True))
-        wall_ns = row["total_ns"] if row["wall_ns"] is None else row["wall_ns"]
-        steps.append(TracedStep(row["at_ns"], row["kind"], row["tokens"], row["rows"], row["total_ns"], wall_ns))
+        steps.append(TracedStep(row["at_ns"], row["kind"], row["tokens"], row["rows"], row["total_ns"], row["wall_ns"]))
     return steps
 
 

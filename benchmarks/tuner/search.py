@@ -262,7 +262,7 @@ def write_steps(path: Path, card: Card, settings: Mapping[str, Any]) -> None:
             }
         },
     }
-    head = {"format": 1, "columns": [*StepWork._fields, "total_ns", "wall_ns"], "facts": facts}
+    head = {"format": 2, "columns": [*StepWork._fields, "total_ns", "wall_ns"], "facts": facts}
     rows_of = [[*work, 0, 1e6 * wall] for work, wall in zip(works * 2, walls_ms * 2, strict=True)]
     path.write_text("\n".join(map(json.dumps, [head, *rows_of])) + "\n")
 

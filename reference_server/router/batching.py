@@ -265,18 +265,19 @@ class Batcher:
             self._must_warm_up = False
 
     def _on_reply(self, call: Call, reply: StepResult | CachedBatch | None) -> Deliveries:
+        answered_ns = self._now_ns()
         if self._step is not None and isinstance(reply, StepResult):
-            self._step.answered_ns = self._now_ns()
+            self._step.answered_ns = answered_ns
             self._step.timings = reply.timings
             self._step.tokens = sum([len(each.tokens.ids) for each in reply.generations])
         deliveries = self._scheduler.on_reply(call, reply)
         if isinstance(reply, StepResult):
-            self._is_healthy, self._proven_ns = True, self._now_ns()
+            self._is_healthy, self._proven_ns = True, answered_ns
             self._is_second_try = False
             if reply.drafts.proposed or reply.drafts.undrafted:
                 self._observer.on_drafts(reply.drafts)
         if isinstance(reply, StepResult) and self._trace is not None:
-            self._trace.on_reply(call, deliveries, reply, self._scheduler)
+            self._trace.on_reply(call, deliveries, reply, self._scheduler, answered_ns)
         return deliveries
 
     async def _on_error(self, call: Call, error: ShardError) -> None:

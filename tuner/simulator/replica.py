@@ -33,7 +33,7 @@ from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import NotSimulatedError
 from tuner.simulator.drafting import Drafting, DraftingRow, SpeculatingLaw
 from tuner.simulator.replica_state import Counts, Flight, ShardRow, Stride
-from tuner.simulator.step_law import AdaptedLaw, StepLaw, steps_until, stride_ns
+from tuner.simulator.step_law import AdaptedLaw, StepLaw
 
 ADAPTERS_NOT_MEASURED = (
     "the load has LoRA adapters, whose cost in a step is not measured: calibrate a server with `--lora-adapters`"
@@ -83,6 +83,7 @@ class Replica:
         self._rows: dict[int, dict[int, ShardRow]] = {}
         self._flights: dict[int, Flight] = {}
         self._step = 0  # decode steps so far
+        self._ended = 0  # requests that ended with the last step
         self._kv = 0  # tokens with K/V of rows that decode
         self._num_decoding = 0
         self._num_prefilling = 0
@@ -133,6 +134,7 @@ class Replica:
             if kind is Prefill:
                 return self._begin_prefill(call, now_ns)  # type: ignore[arg-type]
             if kind is Idle:
+                self._ended = 0
                 return None
             if kind is Filter:
                 scheduler.on_reply(call, self._receipt(call.batch_id))  # type: ignore[union-attr]
@@ -148,9 +150,8 @@ class Replica:
         if stride is None:
             return None
         if stride.steps > 1:
-            due_ns = now_ns - stride.started_ns
-            stride.steps = steps_until(stride.first_ns, stride.gain_ns, due_ns, stride.steps)
-        return self._end_of(stride)
+            stride.steps = stride.steps_until(now_ns)
+        return stride.end_ns_of(stride.steps)
 
     def end(self, now_ns: int) -> list[Flight]:
         """End the running step. Returns the completed requests."""
@@ -166,9 +167,6 @@ class Replica:
             return self._end_prefill(call, stride, now_ns)
         assert isinstance(call, Decode)
         return self._end_decode(call, stride, now_ns)
-
-    def _end_of(self, stride: Stride) -> int:
-        return stride.started_ns + round(stride_ns(stride.first_ns, stride.gain_ns, stride.steps))
 
     def _begin_prefill(self, call: Prefill, now_ns: int) -> int:
         new: dict[int, ShardRow] = {}
@@ -198,10 +196,11 @@ class Replica:
             more = self._prompt_work(rows) if self._num_prefilling > prompts else (0, 0, 0, 0)
             decoding = self._num_decoding
             step = StepWork(
-                prompts + more[0], tokens + more[1], squares + more[2], cached + more[3], decoding, self._kv + decoding
+                *(prompts + more[0], tokens + more[1], squares + more[2], cached + more[3]),
+                *(decoding, self._kv + decoding, self._ended),
             )
         else:
-            step = StepWork(prompts, tokens, squares, cached)
+            step = StepWork(prompts, tokens, squares, cached, ended=self._ended)
         step_ns = self._law.step_ns(step)
         if self._has_adapters:
             step_ns += self._adapters_ns(new if call.cached is None else {**self._rows[call.cached.id], **new})
@@ -216,15 +215,20 @@ class Replica:
         if drafts := self._drafts(rows):
             return self._run(self._drafted_step(call, now_ns, drafts))
         work = self._prompt_work(rows) if self._num_prefilling else (0, 0, 0, 0)
-        first_ns = self._law.step_ns(StepWork(*work, decoding, self._kv + decoding)) + self._adapters_ns(rows)
+        step = StepWork(*work, decoding, self._kv + decoding, self._ended)
+        step_ns, ended_ns = self._law.step_ns(step), 0.0
         steps = 1
         if self._strides and not self._num_prefilling and not self._looks_for_drafts:
             steps = self._ends[0][0] - self._step
             bound = self.scheduler.stride()
             if bound is not None and bound < steps:
                 steps = bound
+            if step.ended and steps > 1:
+                later_ns = self._law.step_ns(step._replace(ended=0))
+                step_ns, ended_ns = later_ns, step_ns - later_ns
         gain_ns = (self._law.kv_ns or 0.0) * decoding
-        return self._run(Stride(call, now_ns, first_ns, gain_ns, steps))
+        first_ns = step_ns + self._adapters_ns(rows)
+        return self._run(Stride(call, now_ns, first_ns, gain_ns, steps, ended_ns=ended_ns))
 
     @property
     def _looks_for_drafts(self) -> bool:
@@ -255,7 +259,7 @@ class Replica:
         assert isinstance(law, SpeculatingLaw), "only such a law has drafts"
         drafted = sum(length for _, length in drafts)
         self.counts.drafted += drafted
-        step_ns = law.drafted_step_ns(StepWork(rows=decoding, kv=self._kv + decoding), drafted)
+        step_ns = law.drafted_step_ns(StepWork(rows=decoding, kv=self._kv + decoding, ended=self._ended), drafted)
         of_adapters_ns = self._adapters_ns(self._rows[call.batches[0].id], {id(row): length for row, length in drafts})
         return Stride(call, now_ns, step_ns + of_adapters_ns, drafts=drafts)
 
@@ -292,7 +296,7 @@ class Replica:
             stride.cause = self._cause_of_waiting(stride)
         if self._on_call is not None:
             self._on_call(stride.call, stride.started_ns)
-        return self._end_of(stride)
+        return stride.end_ns_of(stride.steps)
 
     def _cause_of_waiting(self, stride: Stride) -> str:
         """Why the first queued request is not in this step. Later requests wait for the same reason."""
@@ -370,8 +374,7 @@ class Replica:
         if self._kv > self.counts.kv_peak:
             self.counts.kv_peak = self._kv
         if self._step_times is not None:
-            first_ns, gain_ns, at_ns = stride.first_ns, stride.gain_ns, stride.started_ns
-            self._step_times += [at_ns + round(stride_ns(first_ns, gain_ns, k)) for k in range(1, steps)]
+            self._step_times += [stride.end_ns_of(count) for count in range(1, steps)]
             self._step_times.append(now_ns)
         ended: list[ShardRow] = []
         ends, step = self._ends, self._step
@@ -425,6 +428,7 @@ class Replica:
         now_ns: int,
     ) -> list[Flight]:
         """Reply to the Scheduler, which needs only the ended rows. Returns the completed requests."""
+        self._ended = len(ended)
         if not ended:
             self.scheduler.on_reply(call, StepResult((), self._receipt(batch_id)), num_steps=steps)
             return []

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from reference_server.router.scheduling.calls import Decode, Prefill
 from reference_server.router.scheduling.queue import Entry
 from tuner.simulator.drafting import DraftingRow
+from tuner.simulator.step_law import steps_until, stride_ns
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +78,8 @@ class Counts:
 class Stride:
     """The running step, or several decode steps as one. Each step takes `gain_ns` longer than the one before.
 
-    drafts: the rows whose drafts the step verifies, with their lengths.
+    drafts: the rows whose drafts the step verifies, with their lengths. ended_ns: what the first step takes longer
+    because requests ended with the step before it.
     """
 
     call: Prefill | Decode
@@ -88,3 +90,13 @@ class Stride:
     waiting: int = 0
     cause: str = ""
     drafts: list[tuple[ShardRow, int]] = field(default_factory=list)
+    ended_ns: float = 0.0
+
+    def end_ns_of(self, steps: int) -> int:
+        """The end of the first `steps` steps."""
+        return self.started_ns + round(self.ended_ns + stride_ns(self.first_ns, self.gain_ns, steps))
+
+    def steps_until(self, due_ns: int) -> int:
+        """Smallest number of its steps that end at or after a time."""
+        passed_ns = max(0, due_ns - self.started_ns - round(self.ended_ns))
+        return steps_until(self.first_ns, self.gain_ns, passed_ns, self.steps)

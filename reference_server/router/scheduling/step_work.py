@@ -11,6 +11,8 @@ class StepWork(NamedTuple):
 
     `prompts` rows compute `tokens` prompt tokens and read `cached` tokens from the cache; `squares` is the sum of
     (length² - cached²) over them. `rows` decode one token each and attend to `kv` tokens, the new one included.
+    `ended` requests ended with the step before: between the two steps, the shard removes their rows, and the router
+    finishes their responses and often receives the requests that follow them.
     """
 
     prompts: int = 0
@@ -19,14 +21,22 @@ class StepWork(NamedTuple):
     cached: int = 0
     rows: int = 0
     kv: int = 0
+    ended: int = 0
 
 
 class StepMeter:
-    """Tracks the context length of each decoding entry. Ask for a call's `work` before the call is sent."""
+    """Tracks the context length of each decoding entry. Ask for a call's `work` before the call is sent.
+
+    Report an idle time too, because it is not part of a step.
+    """
 
     def __init__(self) -> None:
         self._context: dict[int, int] = {}  # tokens with K/V of each entry that decodes
         self._kv = 0
+        self._ended = 0
+
+    def on_idle(self) -> None:
+        self._ended = 0
 
     def work(self, call: Prefill | Decode, scheduler: Scheduler) -> StepWork:
         new = call.entries if type(call) is Prefill else ()
@@ -41,7 +51,7 @@ class StepMeter:
                 squares += after * after - have * have
                 cached += have
         rows = 0 if is_alone else len(self._context)
-        return StepWork(prompts, tokens, squares, cached, rows, self._kv + rows if rows else 0)
+        return StepWork(prompts, tokens, squares, cached, rows, self._kv + rows if rows else 0, self._ended)
 
     def adapted(self, call: Prefill | Decode, scheduler: Scheduler) -> tuple[int, int]:
         """The adapters of a call, and the tokens that it computes with one."""
@@ -59,11 +69,13 @@ class StepMeter:
     def on_reply(self, deliveries: Deliveries) -> tuple[int, int]:
         """Add a reply's tokens; returns the rows with output, and the tokens beyond one per row."""
         context, extra = self._context, 0
+        self._ended = len(deliveries.lost) + deliveries.num_dropped
         for entry, generation in deliveries.generations:
             count = len(generation.tokens)
             extra += count - 1
             before = context.get(entry.id)
             if generation.generated_text is not None:
+                self._ended += 1
                 if before is not None:
                     self._kv -= context.pop(entry.id)
             elif before is None:

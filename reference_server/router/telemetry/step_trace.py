@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from reference_server.messages import StepResult
-from reference_server.router.scheduling.calls import Call, Clear, Decode, Deliveries, Filter, Idle, Prefill
+from reference_server.router.scheduling.calls import Call, Decode, Deliveries, Idle, Prefill
 from reference_server.router.scheduling.scheduler import Scheduler
 from reference_server.router.scheduling.step_work import StepMeter, StepWork
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 RING_ROWS = 65_536
 FLUSH_S = 0.5
-FORMAT = 1
+FORMAT = 2
 
 
 class StepListener(Protocol):
@@ -28,7 +28,11 @@ class StepListener(Protocol):
 
     def on_call(self, call: Call, scheduler: Scheduler, now_ns: int) -> None: ...
 
-    def on_reply(self, call: Call, deliveries: Deliveries, reply: StepResult, scheduler: Scheduler) -> None: ...
+    def on_reply(
+        self, call: Call, deliveries: Deliveries, reply: StepResult, scheduler: Scheduler, now_ns: int
+    ) -> None:
+        """A step was answered at `now_ns`."""
+        ...
 
     def on_error(self, scheduler: Scheduler) -> None: ...
 
@@ -44,7 +48,9 @@ class StepTrace:
 
     `accepted`: tokens beyond one for each generation, of any shard. `drafts_proposed`, `drafts_accepted`: lists by the
     place in a draft, of our own shards. `adapters`: different ones in the step; `adapted_tokens`: computed with one.
-    `wall_ns` is from the start of a call to the start of the next; null if the server was idle after it.
+    A step lasts from the answer to the step before it to its own answer (`wall_ns`, from `at_ns`), and the first step
+    after an idle time from its call. So the calls between two steps (Filter, Clear) count to the later one: they wait
+    for its forward if it runs ahead.
     """
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
@@ -52,39 +58,44 @@ class StepTrace:
         self._write({"format": FORMAT, "columns": COLUMNS, "facts": facts})
         self._rows: deque[tuple[Any, ...]] = deque(maxlen=RING_ROWS)
         self._meter = StepMeter()
-        self._sent: tuple[int, str, StepWork, tuple[int, int]] | None = None
-        self._answered: tuple[tuple[Any, ...], tuple[int, ...]] | None = None
+        self._sent: tuple[str, StepWork, tuple[int, int]] | None = None
+        self._begun_ns: int | None = None  # of the step in progress, or of the next one
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._flush_until_stopped, name="step-trace", daemon=True)
         self._thread.start()
 
     def on_call(self, call: Call, scheduler: Scheduler, now_ns: int) -> None:
-        if isinstance(call, Filter | Clear):
-            return
-        if self._answered is not None and self._sent is not None:
-            wall_ns = None if isinstance(call, Idle) else now_ns - self._sent[0]
-            counted, times = self._answered
-            self._rows.append((*self._sent[:2], *self._sent[2], *counted, *self._sent[3], *times, wall_ns))
-        self._sent = self._answered = None
-        if not isinstance(call, Idle):
+        if isinstance(call, Idle):
+            self._begun_ns = None
+            self._meter.on_idle()
+        elif isinstance(call, Prefill | Decode):
+            if self._begun_ns is None:
+                self._begun_ns = now_ns
             kind = "prefill" if isinstance(call, Prefill) else "decode"
-            self._sent = (now_ns, kind, self._meter.work(call, scheduler), self._meter.adapted(call, scheduler))
+            self._sent = (kind, self._meter.work(call, scheduler), self._meter.adapted(call, scheduler))
 
-    def on_reply(self, call: Call, deliveries: Deliveries, reply: StepResult, scheduler: Scheduler) -> None:
-        if isinstance(call, Prefill | Decode):
-            counted = self._meter.on_reply(deliveries)
-            if deliveries.lost or deliveries.num_dropped:
-                self._meter.forget_others(scheduler)
+    def on_reply(
+        self, call: Call, deliveries: Deliveries, reply: StepResult, scheduler: Scheduler, now_ns: int
+    ) -> None:
+        if not isinstance(call, Prefill | Decode):
+            return
+        counted = self._meter.on_reply(deliveries)
+        if deliveries.lost or deliveries.num_dropped:
+            self._meter.forget_others(scheduler)
+        if self._sent is not None and self._begun_ns is not None:
+            (kind, work, adapted), begun_ns = self._sent, self._begun_ns
             timings, drafts = reply.timings, reply.drafts
             times = (timings.forward_ns, timings.decode_ns, timings.concat_ns or 0, timings.total_ns)
-            self._answered = (*counted, drafts.proposed, drafts.accepted), times
+            drafted = (drafts.proposed, drafts.accepted)
+            self._rows.append((begun_ns, kind, *work, *counted, *drafted, *adapted, *times, now_ns - begun_ns))
+        self._sent, self._begun_ns = None, now_ns
 
     def on_error(self, scheduler: Scheduler) -> None:
-        self._sent = self._answered = None
+        self._sent = self._begun_ns = None
         self._meter.forget_others(scheduler)
 
     def close(self) -> None:
-        """Write the remaining rows. The row of an unfinished step is lost."""
+        """Write the remaining rows. An unfinished step has none."""
         self._stop.set()
         self._thread.join()
         self._flush()

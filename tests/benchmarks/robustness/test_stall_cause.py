@@ -63,6 +63,6 @@ def test_a_wait_without_a_step_is_before_the_batch():
 def test_steps_are_read_from_a_trace(tmp_path: Path):
     trace = tmp_path / "steps.jsonl"
     columns = ["at_ns", "kind", "tokens", "rows", "total_ns", "wall_ns"]
-    trace.write_text("\n".join(map(json.dumps, [{"columns": columns}, [5, "decode", 0, 3, 7, None]])) + "\n")
+    trace.write_text("\n".join(map(json.dumps, [{"columns": columns}, [5, "decode", 0, 3, 7, 9]])) + "\n")
 
-    assert read_steps(trace) == [TracedStep(5, "decode", 0, 3, 7, 7)]
+    assert read_steps(trace) == [TracedStep(5, "decode", 0, 3, 7, 9)]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from reference_server.messages import ChooserParameters, ModelInfo, Request, StoppingParameters, Timings
+from reference_server.messages import ChooserParameters, ModelInfo, Request, StepResult, StoppingParameters
 from reference_server.router.batching import Batcher
 from reference_server.router.scheduling.blocks import round_up
-from reference_server.router.scheduling.calls import Call, Decode, Deliveries, Prefill
+from reference_server.router.scheduling.calls import Call, Decode, Deliveries, Idle, Prefill
 from reference_server.router.scheduling.request import ValidGenerateRequest
 from reference_server.router.scheduling.scheduler import Scheduler
 from reference_server.router.scheduling.scheduler_options import SchedulerOptions
@@ -29,7 +29,7 @@ class Law:
 
     def step_ns(self, work: StepWork) -> float:
         prefill = 10_000_019 + 100_003 * work.tokens + 7 * work.squares + 11 * work.cached if work.prompts else 0
-        return prefill + 5_000_011 + 1_000_003 * work.rows + 31 * work.kv
+        return prefill + 5_000_011 + 1_000_003 * work.rows + 31 * work.kv + 700_001 * work.ended
 
 
 def described(call: Prefill | Decode, now_ns: int) -> Call_:
@@ -63,11 +63,15 @@ class Listener:
         self._meter = StepMeter()
 
     def on_call(self, call: Call, scheduler: Scheduler, now_ns: int) -> None:
+        if isinstance(call, Idle):
+            self._meter.on_idle()
         if isinstance(call, Prefill | Decode):
             self.calls.append(described(call, now_ns))
             self._shard.step_ns = round(Law().step_ns(self._meter.work(call, scheduler)))
 
-    def on_reply(self, call: Call, deliveries: Deliveries, timings: Timings, scheduler: Scheduler) -> None:
+    def on_reply(
+        self, call: Call, deliveries: Deliveries, reply: StepResult, scheduler: Scheduler, now_ns: int
+    ) -> None:
         self._meter.on_reply(deliveries)
 
     def on_error(self, scheduler: Scheduler) -> None:

@@ -16,11 +16,12 @@ MS = 1_000_000
 @dataclass(frozen=True)
 class ToyLaw:
     kv_ns: float = 0.0
+    ended_ns: float = 0.0
 
     def step_ns(self, work: StepWork) -> float:
         prefill = 10 * MS + 100_000 * work.tokens if work.prompts else 0
         decode = 5 * MS * (not work.prompts) + MS * work.rows if work.rows else 0
-        return prefill + decode + self.kv_ns * work.kv
+        return prefill + decode + self.kv_ns * work.kv + self.ended_ns * work.ended
 
 
 def toy_options(*, ratio: float = 1.2, max_waiting_tokens: int = 20, pool: int = 1000) -> SchedulerOptions:
@@ -34,10 +35,11 @@ def replay(
     strides: bool = True,
     kv_ns: float = 0.0,
     permits: int = 128,
+    ended_ns: float = 0.0,
 ) -> Simulated:
     """A load of (arrival ms, input, output)."""
     load = SimulatedLoad([PlannedRequest(*ask[1:]) for ask in planned], times_ns=[ask[0] * MS for ask in planned])
-    server = (options or toy_options(), ToyLaw(kv_ns))
+    server = (options or toy_options(), ToyLaw(kv_ns, ended_ns))
     return Simulation(load, [server], max_concurrent_requests=permits, with_strides=strides).run()
 
 
@@ -68,6 +70,16 @@ def test_simulation_V2_a_second_request_joins_at_the_next_turn(strides: bool, ev
     assert firsts_ms(run) == [20, 46]
     assert ends_ms(run) == [102, 108]
     assert (run.replicas[0].counts.decodes, run.replicas[0].counts.events) == (10, events)
+
+
+@both
+def test_only_the_step_after_an_ended_request_takes_longer(strides: bool):
+    """As V2, with a longer second request: the first request ends at 102 ms, and the next step takes 3 ms longer."""
+    run = replay((0, 100, 10), (21, 100, 14), (300, 100, 2), strides=strides, ended_ns=3.0 * MS)
+
+    assert ends_ms(run) == [102, 135, 326]
+    # An idle time is no step: the third request does not wait for the end of the second.
+    assert firsts_ms(run)[2] == 320
 
 
 @both

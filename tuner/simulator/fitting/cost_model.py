@@ -7,7 +7,7 @@ from typing import Any
 
 from tuner.errors import CostModelError
 from tuner.simulator.fitting.draft_acceptance import DraftAcceptance
-from tuner.simulator.fitting.linear_law import ADAPTERS, COLUMNS, DECODE, DRAFTS, PREFILL, LinearLaw
+from tuner.simulator.fitting.linear_law import ADAPTERS, COLUMNS, DECODE, DRAFTS, ENDED, PREFILL, LinearLaw
 
 FORMAT = 1
 # The source of a model.
@@ -71,7 +71,8 @@ class CostModel:
 
     def scaled(self, prefill: float, decode: float) -> "CostModel":
         """The model with the times of prefill and decode multiplied by these factors."""
-        return self.with_factors(dict.fromkeys(PREFILL, prefill) | dict.fromkeys(DECODE + DRAFTS + ADAPTERS, decode))
+        beyond_prefill = DECODE + DRAFTS + ADAPTERS + ENDED
+        return self.with_factors(dict.fromkeys(PREFILL, prefill) | dict.fromkeys(beyond_prefill, decode))
 
     def with_factors(self, factors: Mapping[str, float]) -> "CostModel":
         """The model with the times of these columns multiplied."""

@@ -15,7 +15,7 @@ from tuner.simulator.fitting.traced_steps import TracedSteps, joined
 
 Array = npt.NDArray[np.float64]
 # The most important columns come first, because the later one of two dependent columns is dropped.
-ORDER = ("tokens", "prefill", "decode", "rows", "kv", "squares", "prompts", "drafted", "adapted", "adapters")
+ORDER = ("tokens", "prefill", "decode", "rows", "kv", "squares", "prompts", "drafted", "adapted", "adapters", "ended")
 # A column is linearly dependent if its residual from the others is below this fraction of its norm.
 SAME = 1e-4
 BOOTSTRAPS = 200
@@ -92,7 +92,7 @@ def rescaled(model: CostModel, load: TracedSteps) -> CostModel:
 
 def _columns(steps: TracedSteps, graph_sizes: Sequence[int]) -> Array:
     """[steps, columns]: the factors of the coefficients. The factor of a constant is the number of calls."""
-    prompts, tokens, squares, cached, rows, kv = steps.work.T
+    prompts, tokens, squares, cached, rows, kv, ended = steps.work.T
     prefills, decodes = steps.calls_of_rows.T
     calls, has_rows = prefills + decodes, rows > 0
     sizes = np.asarray(graph_sizes, dtype=np.float64)
@@ -108,6 +108,7 @@ def _columns(steps: TracedSteps, graph_sizes: Sequence[int]) -> Array:
         *(decodes, rows, padded * calls, no_graph * calls, keys),
         *(drafted > 0, drafted),
         *steps.adapted_of_rows.T,
+        ended,
     )
     return np.stack([np.asarray(part, dtype=np.float64) for part in parts], axis=1)
 

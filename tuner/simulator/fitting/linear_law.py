@@ -3,10 +3,11 @@
 prefill  c0 + c1·prompts + c2·tokens + c3·squares + c4·cached
 decode   d0 + d1·rows + d2·padded rows in a graph + d3 without a graph + d4·kv (+ d5 + d6·drafted, with drafts)
 adapters a0·LoRA adapters + a1·tokens that use one, in a step of any kind
+ended    e0·requests that ended with the step before, in a step of any kind
 
 A step with both phases has the sum of both laws without d0. d4 also counts the keys of a drafted token, as many as its
 row has. Coefficients are not negative. The fit minimizes the relative error of the wall time, which is the time from
-the start of a call to the start of the next call.
+the answer to one step to the answer to the next.
 """
 
 from dataclasses import dataclass
@@ -17,12 +18,14 @@ PREFILL = ("prefill", "prompts", "tokens", "squares", "cached")
 DECODE = ("decode", "rows", "padded_rows", "no_graph", "kv")
 DRAFTS = ("drafts", "drafted")
 ADAPTERS = ("adapters", "adapted")
-COLUMNS = PREFILL + DECODE + DRAFTS + ADAPTERS
+ENDED = ("ended",)
+COLUMNS = PREFILL + DECODE + DRAFTS + ADAPTERS + ENDED
+ENDED_PLACE = COLUMNS.index("ended")
 
 
 @dataclass(frozen=True, slots=True)
 class LinearLaw:
-    """A `StepLaw`. `coefficients`: ns in the order of `COLUMNS`; those of drafts and adapters may be left out.
+    """A `StepLaw`. `coefficients`: ns in the order of `COLUMNS`; those after `kv` may be left out.
 
     graph_sizes: captured batch sizes, ascending.
     """
@@ -43,15 +46,15 @@ class LinearLaw:
     @property
     def has_adapters(self) -> bool:
         """Whether the time of adapters is known."""
-        return any(self.coefficients[12:])
+        return any(self.coefficients[12:14])
 
     def adapters_ns(self, adapters: int, tokens: int) -> float:
         """Time that adapters add to a step with `tokens` tokens that use one."""
-        each_ns, token_ns = (*self.coefficients[12:], 0.0, 0.0)[:2]
+        each_ns, token_ns = (*self.coefficients[12:14], 0.0, 0.0)[:2]
         return each_ns * adapters + token_ns * tokens
 
     def step_ns(self, work: StepWork) -> float:
-        prompts, tokens, squares, cached, rows, kv = work
+        prompts, tokens, squares, cached, rows, kv, ended = work
         c = self.coefficients
         time_ns = 0.0
         if prompts:
@@ -61,4 +64,6 @@ class LinearLaw:
         if rows:
             padded = next((size for size in self.graph_sizes if size >= rows), 0)
             time_ns += c[6] * rows + (c[7] * padded if padded else c[8]) + c[9] * kv
+        if ended and len(c) > ENDED_PLACE:
+            time_ns += c[ENDED_PLACE] * ended
         return time_ns

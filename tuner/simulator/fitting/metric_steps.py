@@ -28,7 +28,7 @@ Array = npt.NDArray[np.float64]
 # Methods and features of `StepWork` of each row, by whether prefill is chunked. With chunked prefill, a call of either
 # method computes both phases, so only their sum is known.
 _PREFILL, _DECODE = np.array([True, False]), np.array([False, True])
-_PROMPTS = np.array([True] * 4 + [False] * 2)
+_PROMPTS = np.array([True] * 4 + [False] * 3)
 PHASES = {False: ((_PREFILL, _PROMPTS), (_DECODE, ~_PROMPTS)), True: ((_PREFILL | _DECODE, _PROMPTS | ~_PROMPTS),)}
 
 
@@ -89,7 +89,10 @@ def _facts(run: Path, settings: Mapping[str, Any], pool: float | None) -> dict[s
 
 
 def _computed(requests: Sequence[Mapping[Any, Any]], edges_s: Array) -> Array:
-    """[intervals, 6]: work as in `StepWork`. A prompt counts at its first token, a decode row at each later token."""
+    """[intervals, 7]: work as in `StepWork`. A prompt counts at its first token, a decode row at each later token.
+
+    `ended` is 0: in an interval, it has about the same number as `prompts`.
+    """
     found = np.zeros((max(len(edges_s) - 1, 0), len(StepWork._fields)))
     for request in requests:
         length, first_ns = float(request["input_tokens"]), float(request["t_first_ns"])

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import TraceError
 
-FORMAT = 1
+FORMAT = 2
 DRAFTS = ("drafts_proposed", "drafts_accepted")
 ADAPTERS = ("adapters", "adapted_tokens")
 
@@ -21,7 +21,7 @@ ADAPTERS = ("adapters", "adapted_tokens")
 class TracedSteps:
     """The steps of one launch.
 
-    work: [steps, 6], in the order of `StepWork`. wall_ns, total_ns: [steps]. calls: [steps, 2], number of calls with
+    work: [steps, 7], in the order of `StepWork`. wall_ns, total_ns: [steps]. calls: [steps, 2], number of calls with
     prompts and of decode-only calls, if rows are sums over steps. drafts: [steps, 2, positions], the drafted tokens at
     each position and those that were accepted; None without drafts. adapted: [steps, 2], the LoRA adapters of the step
     and the tokens that it computes with one; None without adapters.
@@ -89,17 +89,19 @@ class TracedSteps:
 
 
 def read_steps(path: Path) -> TracedSteps:
-    """The steps of a trace that have a wall time, because another step follows. Raises TraceError."""
+    """The steps of a trace. Raises TraceError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         head = json.loads(lines[0])
         columns = list(head["columns"])
         if head["format"] != FORMAT:
-            raise TraceError(f"{path} has step trace format {head['format']}, but must have format {FORMAT}")
+            raise TraceError(
+                f"{path} has step trace format {head['format']}, but must have format {FORMAT}: measure again"
+            )
         places = [columns.index(name) for name in StepWork._fields]
         wall, total = columns.index("wall_ns"), columns.index("total_ns")
         # The last line may be incomplete after a crash.
-        rows = [row for row in map(_row, lines[1:]) if row is not None and row[wall] is not None]
+        rows = [row for row in map(_row, lines[1:]) if row is not None]
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}") from None
     except (IndexError, KeyError, TypeError, ValueError) as error:
@@ -190,7 +192,7 @@ def without_first_of_shape(steps: TracedSteps) -> TracedSteps:
     """The steps without the first one of each shape, which includes one-time costs such as compilation."""
     seen: set[tuple[bool, int, int]] = set()
     keep = np.ones(len(steps), dtype=np.bool_)
-    for index, (prompts, tokens, _, _, rows, _) in enumerate(steps.work):
+    for index, (prompts, tokens, _, _, rows, _, _) in enumerate(steps.work):
         shape = (prompts > 0, int(tokens).bit_length(), int(rows).bit_length())
         keep[index] = shape in seen
         seen.add(shape)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from reference_server.messages import CachedBatch, DraftCounts, Generation, StepResult, Timings
-from reference_server.router.scheduling.calls import Decode, Idle, Prefill
+from reference_server.router.scheduling.calls import NO_DELIVERIES, Call, Decode, Filter, Idle, Prefill
 from reference_server.router.scheduling.scheduler import Scheduler
 from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.scheduling.step_work import StepMeter
@@ -29,20 +29,20 @@ def test_each_step_is_a_row_with_its_work(tmp_path: Path):
     scheduler = Scheduler(SchedulerOptions(1000, 4000, block_size=16, adapters=("poet",)))
     trace = StepTrace(tmp_path / "steps.jsonl", {"model_id": "m"})
 
-    def step(now_ns: int, answer: StepResult | None) -> None:
+    def step(now_ns: int, answer: StepResult | None, answered_ns: int = 0) -> None:
         call = scheduler.next_call(now_ns)
         trace.on_call(call, scheduler, now_ns)
         if answer is not None:
             assert isinstance(call, Prefill | Decode)
-            trace.on_reply(call, scheduler.on_reply(call, answer), answer, scheduler)
+            trace.on_reply(call, scheduler.on_reply(call, answer), answer, scheduler, answered_ns)
         else:
             assert isinstance(call, Idle)
 
     scheduler.append(valid_request(100, 3), 0)
     scheduler.append(valid_request(50, 3, adapter_id="poet"), 0)
-    step(1000, reply(0, 1, running=(0, 1)))
-    step(1500, reply(0, 1, running=(0, 1)))
-    step(1700, reply(0, 1, ended=True))
+    step(1000, reply(0, 1, running=(0, 1)), 1490)
+    step(1500, reply(0, 1, running=(0, 1)), 1700)
+    step(1710, reply(0, 1, ended=True), 1900)
     step(2000, None)
     trace.close()
 
@@ -50,11 +50,45 @@ def test_each_step_is_a_row_with_its_work(tmp_path: Path):
     assert head["facts"] == {"model_id": "m"}
     prefill, first, last = rows
     assert (prefill["kind"], prefill["prompts"], prefill["tokens"], prefill["squares"]) == ("prefill", 2, 150, 12_500)
-    assert (prefill["rows"], prefill["wall_ns"], prefill["forward_ns"]) == (0, 500, 10)
-    assert (first["kind"], first["rows"], first["kv"], first["wall_ns"]) == ("decode", 2, 152, 200)
-    assert (last["rows"], last["kv"], last["wall_ns"]) == (2, 154, None)
+    assert (prefill["rows"], prefill["wall_ns"], prefill["forward_ns"]) == (0, 490, 10)
+    assert (first["kind"], first["rows"], first["kv"], first["wall_ns"]) == ("decode", 2, 152, 210)
+    assert (last["rows"], last["kv"], last["wall_ns"]) == (2, 154, 200)
+    assert [each["at_ns"] for each in rows] == [1000, 1490, 1700]
     assert [(each["adapters"], each["adapted_tokens"]) for each in rows] == [(1, 50), (1, 1), (1, 1)]
     assert (last["drafts_proposed"], last["drafts_accepted"]) == ([2, 1], [1, 0])
+
+
+def test_the_calls_after_an_ended_request_count_to_the_next_step(tmp_path: Path):
+    scheduler = Scheduler(SchedulerOptions(1000, 4000, block_size=16))
+    trace = StepTrace(tmp_path / "steps.jsonl", {})
+
+    def call(now_ns: int, answer: StepResult | CachedBatch | None, answered_ns: int) -> Call:
+        call = scheduler.next_call(now_ns)
+        trace.on_call(call, scheduler, now_ns)
+        deliveries = NO_DELIVERIES if answer is None else scheduler.on_reply(call, answer)
+        if isinstance(answer, StepResult):
+            trace.on_reply(call, deliveries, answer, scheduler, answered_ns)
+        return call
+
+    for _ in range(2):
+        scheduler.append(valid_request(100, 3), 0)
+    call(1000, reply(0, 1, running=(0, 1)), 1400)
+    half = reply(0, ended=True, running=(0, 1))
+    call(1410, StepResult((*half.generations, *reply(1).generations), half.batch), 1500)
+    assert isinstance(call(1510, CachedBatch(0, (1,), 64, 1), 1800), Filter)
+    call(1810, reply(1, ended=True), 1900)
+    assert isinstance(call(1910, None, 0), Idle)
+    scheduler.append(valid_request(100, 3), 5000)
+    call(5000, reply(2, running=(2,)), 5400)
+    trace.close()
+
+    _, rows = read_rows(tmp_path / "steps.jsonl")
+    assert [(row["wall_ns"], row["rows"], row["ended"]) for row in rows] == [
+        (400, 0, 0),
+        (100, 2, 0),
+        (400, 1, 1),
+        (400, 0, 0),
+    ]
 
 
 def test_a_chunked_step_is_prefill_and_decode_together():

@@ -37,7 +37,7 @@ def write_trace(path: Path, quantize: str | None = None) -> Path:
         "settings": {"quantize": {"value": quantize}, "cuda_memory_fraction": {"value": 1.0}},
         "engine": {"memory": {"weight_bytes": 5}},
     }
-    head = {"format": 1, "columns": [*StepWork._fields, "total_ns", "wall_ns"], "facts": facts}
+    head = {"format": 2, "columns": [*StepWork._fields, "total_ns", "wall_ns"], "facts": facts}
     rows = [[*work, 1, LAW.step_ns(work)] for work in works]
     path.write_text("\n".join(map(json.dumps, [head, *rows])) + "\n")
     return path

@@ -20,11 +20,11 @@ COLUMNS = ["kind", *StepWork._fields, "drafts_proposed", "drafts_accepted", "tot
 
 
 def decode(rows, proposed=(), accepted=(), kv=0, wall_ns=1.0):
-    return ["decode", 0, 0, 0, 0, rows, kv, list(proposed), list(accepted), wall_ns, wall_ns]
+    return ["decode", 0, 0, 0, 0, rows, kv, 0, list(proposed), list(accepted), wall_ns, wall_ns]
 
 
 def traced(path, rows, facts=NOT_ADAPTIVE):
-    lines = [{"format": 1, "columns": COLUMNS, "facts": facts}, *rows]
+    lines = [{"format": 2, "columns": COLUMNS, "facts": facts}, *rows]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return read_steps(path)
 
@@ -107,7 +107,7 @@ def test_an_adaptive_server_is_counted_only_in_steps_with_drafts(tmp_path):
 def test_launches_with_drafts_of_other_lengths_are_joined(tmp_path):
     short = traced(tmp_path / "s", [decode(1, (1,), (1,))])
     long = traced(tmp_path / "l", [decode(1, (1, 1), (1, 0)), decode(1)])
-    plain = TracedSteps.of([[0, 0, 0, 0, 1, 5]], [1.0])
+    plain = TracedSteps.of([[0, 0, 0, 0, 1, 5, 0]], [1.0])
 
     both = joined([short, long, plain])
 

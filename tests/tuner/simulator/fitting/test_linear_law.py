@@ -1,6 +1,7 @@
 """Fitting step times: known laws are recovered, and columns that the steps do not determine are named."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,13 +109,13 @@ def test_a_wrong_cost_file_is_refused(tmp_path: Path, text: str, words: str):
 def test_a_truncated_trace_is_read_up_to_its_last_complete_line(tmp_path: Path):
     path = tmp_path / "steps.jsonl"
     columns = ["kind", *StepWork._fields, "total_ns", "wall_ns"]
-    head = json.dumps({"format": 1, "columns": columns, "facts": {"model_id": "m"}})
-    rows = [["decode", 0, 0, 0, 0, 2, 100, 5, 10], ["decode", 0, 0, 0, 0, 2, 102, 5, None]]
+    head = json.dumps({"format": 2, "columns": columns, "facts": {"model_id": "m"}})
+    rows = [["decode", 0, 0, 0, 0, 2, 100, 1, 5, 10]]
     path.write_text(head + "\n" + "\n".join(map(json.dumps, rows)) + '\n["decode", 0')
 
     steps = read_steps(path)
 
-    assert (len(steps), steps.work[0].tolist(), steps.wall_ns.tolist()) == (1, [0, 0, 0, 0, 2, 100], [10])
+    assert (len(steps), steps.work[0].tolist(), steps.wall_ns.tolist()) == (1, [0, 0, 0, 0, 2, 100, 1], [10])
 
 
 def test_a_file_without_a_step_trace_is_refused(tmp_path: Path):
@@ -128,3 +129,40 @@ def test_the_first_step_of_a_shape_is_left_out():
     steps = TracedSteps.of([StepWork(rows=4, kv=10), StepWork(rows=4, kv=14), StepWork(rows=9, kv=10)], [9, 1, 9])
 
     assert without_first_of_shape(steps).wall_ns.tolist() == [1]
+
+
+def traced_load(rng: np.random.Generator, law: LinearLaw) -> TracedSteps:
+    """Steps of 16 closed-loop users: most are decode steps of 16 rows; after a wave of ends, fewer rows decode."""
+    works = []
+    for _ in range(40):
+        works += [StepWork(rows=16, kv=16 * (700 + step)) for step in range(20)]
+        for ended in rng.integers(1, 4, 4):
+            rows, length = 16 - int(ended), int(rng.integers(512, 1024))
+            works.append(StepWork(rows=rows, kv=rows * 700, ended=int(ended)))
+            works.append(StepWork(1, length, length**2, 0, rows, rows * 700))
+    return TracedSteps.of(works, [law.step_ns(work) * rng.lognormal(0, 0.03) for work in works])
+
+
+def test_the_cost_of_ended_requests_is_found_and_a_law_without_it_is_refused():
+    truth = LinearLaw((5e6, 0.0, 4e4, 10.0, 0.0, 2e6, 5e4, 0.0, 0.0, 80.0, 0.0, 0.0, 0.0, 0.0, 2e6))
+    steps = traced_load(np.random.default_rng(5), truth)
+    work = steps.work.copy()
+    work[:, StepWork._fields.index("ended")] = 0
+
+    model, blind = fit([steps]), fit([replace(steps, work=work)])
+
+    assert model.coefficients["ended"] == pytest.approx(2e6, rel=0.05)
+    assert Costs({"none": model}).problem is None
+    assert model.law.step_ns(StepWork(rows=16, kv=16 * 710)) == pytest.approx(
+        truth.step_ns(StepWork(rows=16, kv=16 * 710)), rel=0.02
+    )
+    assert "held-out decode" in (Costs({"none": blind}).problem or "")
+
+
+def test_costs_without_a_term_for_ended_requests_are_read(tmp_path: Path):
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps({"coefficients_ns": {"decode": 5e6, "rows": 1e6}}))
+
+    law = read_costs(path).models["none"].law
+
+    assert law.step_ns(StepWork(rows=2, kv=10, ended=3)) == 7e6
