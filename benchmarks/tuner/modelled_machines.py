@@ -134,7 +134,7 @@ class TrueLaw:
 
     def own_ns(self, work: StepWork) -> float:
         """Time of a step inside the server's timers."""
-        prompts, tokens, squares, cached, rows, kv = work
+        prompts, tokens, squares, cached, rows, kv, _ = work
         time_ns = 0.0
         if prompts:
             tiles = 128 * math.ceil(tokens / 128)
