@@ -14,7 +14,7 @@ from reports.metrics.sweep import LoadPoint, Sweep
 from reports.pages.best_by_load import NOTE, best_by_load, best_sentence, best_table
 from reports.pages.sections.facts import start_time
 from reports.pages.sweep_figures import LOAD_NAMES
-from reports.pages.sweep_page import linked_points, point_label, points_table, sweep_json, verdict
+from reports.pages.sweep_page import INTERVALS_NOTE, linked_points, point_label, points_table, sweep_json, verdict
 from reports.plots import matrix_plots
 
 FRONT = (
@@ -143,7 +143,7 @@ def _note(result: MatrixResult) -> str:
     count = sum(len(sweep.points) for _, sweep in result.facets)
     reused = f" {result.reused} of them were measured by an earlier command." if result.reused else ""
     linked = "each in its own directory; a load links to the page of its run"
-    return f"{count} runs, {linked}.{reused} Values with 95 % intervals."
+    return f"{count} runs, {linked}.{reused} {INTERVALS_NOTE}"
 
 
 def _plots(result: MatrixResult) -> tuple[Block, ...]:

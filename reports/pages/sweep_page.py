@@ -183,12 +183,13 @@ def _row(sweep: Sweep, point: LoadPoint) -> dict[str, object]:
     return row
 
 
+INTERVALS_NOTE = "Beside or below a value: its 95 % interval. The page of a run has those of the other values."
 RATES = ("output_tokens_per_s", "requests_per_s")
 
 
 def _note(sweep: Sweep) -> str:
     runs = sum(len(point.analyses) for point in sweep.points)
-    note = f"{runs} runs, each in its own directory; a load links to the page of its run. Values with 95 % intervals."
+    note = f"{runs} runs, each in its own directory; a load links to the page of its run. {INTERVALS_NOTE}"
     if runs > len(sweep.points):
         note += " For a load with several runs, the attainment is that of all its runs."
     return note

@@ -42,9 +42,12 @@ def _row(row: Mapping[str, Any]) -> dict[str, Any]:
     for name, title in (("ttft_s", "TTFT"), ("tpot_s", "TPOT")):
         for percentile in (50, 95):
             shown[f"{title} p{percentile}, ms ↓"] = group_percentile(row, name, f"p{percentile}")
-        shown[f"{title} ÷ unconstrained"] = _scaled(row.get(f"{name}_ratio"), 1.0)
+        shown[f"{title} ratio"] = _scaled(row.get(f"{name}_ratio"), 1.0)
     return shown
 
 
 def _scaled(found: Mapping[str, Any] | None, scale: float) -> Estimate | None:
-    return None if found is None or found["value"] is None else scaled(found, scale)
+    """The value with its interval; a value without one is marked."""
+    if found is None or found["value"] is None:
+        return None
+    return scaled({**found, "supported": found["lo"] is not None}, scale)

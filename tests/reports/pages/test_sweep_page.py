@@ -239,3 +239,16 @@ def test_latencies_and_the_speed_of_one_request_are_drawn_against_load(sweep: Sw
     assert plots["latency_by_load"].alt.startswith("Line chart of TTFT p95, TPOT p50, E2E p95")
     [axes] = plots["speed_per_user"].draw(HALF).axes
     assert axes.get_title(loc="left") == "tokens/s of one request  ↑ better"
+
+
+def test_the_note_promises_intervals_only_where_the_table_has_them(sweep: Sweep) -> None:
+    """The latencies of a row have none; the page of the run has theirs."""
+    [note] = [
+        block.note
+        for section in build_sweep_report(sweep).sections
+        for block in section.blocks
+        if isinstance(block, Table) and "a load links" in block.note
+    ]
+
+    assert "Values with 95 % intervals" not in note
+    assert "The page of a run has those of the other values." in note

@@ -21,3 +21,13 @@ def test_counts_are_whole_and_percentiles_have_intervals() -> None:
     assert [cell_text(each) for each in table["cut at the limit"]] == ["–", str(cut)]
     assert is_numeric(table["cut at the limit"])
     assert all(isinstance(each, Estimate) and each.interval for each in table["TPOT p50, ms ↓"])
+
+
+def test_a_ratio_without_an_interval_is_marked() -> None:
+    run = sample_run(SampleLoad(duration_s=20, rate=4, failure_share=0.0))
+    for record in run.records[::3]:
+        record.constraint, record.validity = "schema", "valid"
+
+    table = structured_table(Analysis.of(run).summary["structured"])
+
+    assert str(table["TTFT ratio"][1]).startswith("~")
