@@ -5,7 +5,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from reference_server.configuration.config import DEFAULT_SOCKET_PREFIX, Command, HubConfig
+from reference_server.configuration.common_config import Command, HubConfig
+from reference_server.configuration.config import DEFAULT_SOCKET_PREFIX
 from reference_server.configuration.config_fields import FieldSource, NonNegative, Positive
 
 DEFAULT_BATCH_SIZES = (1, 2, 4, 8, 16, 32)

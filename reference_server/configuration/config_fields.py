@@ -1,6 +1,6 @@
 """Metadata of settings fields: their ranges for a tuner, and their flags and variables.
 
-The settings themselves are declared in `config.py`.
+The settings themselves are declared in `config.py` and its parts, `*_config.py`.
 """
 
 from collections.abc import Collection, Iterator

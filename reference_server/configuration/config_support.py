@@ -6,7 +6,7 @@ Every setting takes effect or is refused by name; no setting is ignored.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from reference_server.configuration.config import HubConfig
+from reference_server.configuration.common_config import HubConfig
 from reference_server.configuration.config_fields import flag_of, text_of
 from reference_server.errors import UnsupportedError
 

@@ -1,6 +1,6 @@
 """TGI's environment variables without an effect here, each with the reason or the remedy. One warning names those set.
 
-Flags need no table: each of TGI's is a field of `config.py`. Not listed are variables that a library reads, such as
+Flags need no table: each of TGI's is a field of a configuration. Not listed are variables that a library reads, such as
 `HF_HUB_OFFLINE`, and those whose effect is always on, such as `LOG_COLORIZE=1`.
 """
 

@@ -17,11 +17,11 @@ from typing import Generic, Literal, NoReturn, TypeVar
 import pydantic
 from pydantic.fields import FieldInfo
 
+from reference_server.configuration.common_config import HubConfig
 from reference_server.configuration.config import (
     COMMAND_DEFAULTS,
     SCHEMA_V2_DEFAULTS,
     DownloadConfig,
-    HubConfig,
     QuantizeConfig,
     RankConfig,
     RouterConfig,

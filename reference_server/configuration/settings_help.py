@@ -7,7 +7,8 @@ import annotated_types
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from reference_server.configuration.config import COMMAND_DEFAULTS, HubConfig
+from reference_server.configuration.common_config import HubConfig
+from reference_server.configuration.config import COMMAND_DEFAULTS
 from reference_server.configuration.config_fields import source_of, text_of, variables_of
 
 

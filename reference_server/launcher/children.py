@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from reference_server.adapter_source import AdapterSource, parse_adapters
-from reference_server.configuration.config import HubConfig, RouterConfig, Secret, ServerConfig, ShardConfig
-from reference_server.configuration.config_fields import argv_of, environ_of, text_of, variables_of
+from reference_server.configuration.common_config import HubConfig
+from reference_server.configuration.config import RouterConfig, ServerConfig, ShardConfig
+from reference_server.configuration.config_fields import Secret, argv_of, environ_of, text_of, variables_of
 from reference_server.configuration.ignored_variables import without_ignored
 from reference_server.launcher.plan import LaunchPlan
 from reference_server.model_files import config_of, is_speculator

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from reference_server.configuration.config import Quantize, Secret
+from reference_server.configuration.config_fields import Secret
+from reference_server.configuration.model_config import Quantize
 from reference_server.model_files import base_model, locate_local
 
 logger = logging.getLogger(__name__)

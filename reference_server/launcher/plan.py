@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import pydantic
 
-from reference_server.configuration.config import BITSANDBYTES, ServerConfig
+from reference_server.configuration.config import ServerConfig
+from reference_server.configuration.model_config import BITSANDBYTES
 from reference_server.errors import ArgumentError, StartupError
 from reference_server.images.placeholder import PLACEHOLDERS, WHOLE_PROMPTS
 from reference_server.launcher.devices import Devices, multiply_single

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from reference_server.configuration.config import HubConfig, ServerConfig, tunables
-from reference_server.configuration.config_fields import Tunable, flag_of, source_of, variables_of
+from reference_server.configuration.common_config import HubConfig
+from reference_server.configuration.config import ServerConfig
+from reference_server.configuration.config_fields import Tunable, flag_of, source_of, tunables, variables_of
 from reference_server.configuration.config_support import UNSUPPORTED_SETTINGS
 from reference_server.configuration.settings import COMMANDS, PROGRAMS
 from reference_server.configuration.settings_help import choices_of, default_of, groups, range_of

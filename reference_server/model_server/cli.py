@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, NoReturn
 import uvloop
 
 from reference_server.adapter_source import parse_adapters
-from reference_server.configuration.config import DownloadConfig, HubConfig, QuantizeConfig, RankConfig, ShardConfig
+from reference_server.configuration.common_config import HubConfig
+from reference_server.configuration.config import DownloadConfig, QuantizeConfig, RankConfig, ShardConfig
 from reference_server.configuration.config_support import refuse_unsupported
 from reference_server.configuration.ignored_variables import ignored_variables
 from reference_server.configuration.settings import COMMANDS, load, load_rank, process_environment

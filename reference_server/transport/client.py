@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from reference_server.configuration.config import Transport
+from reference_server.configuration.common_config import Transport
 from reference_server.errors import ShardConnectionError, ShardError
 from reference_server.transport.address import is_tcp, socket_path, tcp_url
 from reference_server.transport.grpc_channel import KEEPALIVE_S, GrpcChannel

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from reference_server.configuration.config import Transport
+from reference_server.configuration.common_config import Transport
 from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.speculation.ngram import NgramRule

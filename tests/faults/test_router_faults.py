@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 from grpc_reflection.v1alpha import reflection
 
-from reference_server.configuration.config import Transport
+from reference_server.configuration.common_config import Transport
 from reference_server.errors import GenerationError, ShardConnectionError, ShardError
 from reference_server.messages import Batch, CachedBatch, StepResult, WarmupReply, WarmupRequest
 from reference_server.router.batching import Batcher

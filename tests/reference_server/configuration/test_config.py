@@ -1,7 +1,8 @@
 import pydantic
 import pytest
 
-from reference_server.configuration.config import RouterConfig, ServerConfig, ShardConfig, tunables
+from reference_server.configuration.config import RouterConfig, ServerConfig, ShardConfig
+from reference_server.configuration.config_fields import tunables
 from reference_server.configuration.config_support import refuse_unsupported, unsupported_settings
 from reference_server.errors import UnsupportedError
 

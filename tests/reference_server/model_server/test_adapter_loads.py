@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from reference_server.adapter_source import AdapterSource
-from reference_server.configuration.config import Transport
+from reference_server.configuration.common_config import Transport
 from reference_server.errors import ShardError
 from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.transport.shard import Shard, until_loaded

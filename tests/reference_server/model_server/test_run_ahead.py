@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from reference_server.configuration.config import Transport
+from reference_server.configuration.common_config import Transport
 from reference_server.errors import ShardError
 from reference_server.messages import (
     Batch,

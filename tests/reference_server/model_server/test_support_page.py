@@ -8,8 +8,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from reference_server.configuration.config import Quantize, ServerConfig, ShardConfig
+from reference_server.configuration.config import ServerConfig, ShardConfig
 from reference_server.configuration.config_support import unsupported_settings
+from reference_server.configuration.model_config import Quantize
 from reference_server.errors import UnsupportedError
 from reference_server.model_server.device import choose_device
 from reference_server.model_server.models.families import FAMILIES, REFUSED, ModelFamily, find_family

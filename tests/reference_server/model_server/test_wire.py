@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reference_server.configuration.config import Transport
+from reference_server.configuration.common_config import Transport
 from reference_server.errors import ShardError
 from reference_server.messages import Batch, ChooserParameters, Request, StoppingParameters, WarmupRequest
 from reference_server.model_server.calls.local_shard import LocalShard

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from reference_server.configuration.config import RouterConfig, Secret
+from reference_server.configuration.config import RouterConfig
+from reference_server.configuration.config_fields import Secret
 from reference_server.configuration.settings import load
 from reference_server.errors import ArgumentError
 from reference_server.messages import ModelInfo, WarmupReply

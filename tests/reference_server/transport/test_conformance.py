@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from reference_server.configuration.config import Transport
+from reference_server.configuration.common_config import Transport
 from reference_server.errors import ShardError
 from reference_server.messages import (
     Batch,

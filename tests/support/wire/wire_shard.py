@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from reference_server.configuration.config import Transport
+from reference_server.configuration.common_config import Transport
 from reference_server.transport.address import tcp_url, unix_url
 from reference_server.transport.client import connect
 from reference_server.transport.service import ShardService, serving

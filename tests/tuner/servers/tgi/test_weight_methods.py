@@ -2,7 +2,7 @@ from typing import get_args
 
 import pytest
 
-from reference_server.configuration.config import Quantize
+from reference_server.configuration.model_config import Quantize
 from tuner.errors import ModelSizeError
 from tuner.servers.tgi.weight_methods import METHODS, methods_of
 
