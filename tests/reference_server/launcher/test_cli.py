@@ -38,7 +38,8 @@ def launch(*argv: str, **environ: str) -> int:
         ),
         pytest.param(
             ["--attention", "flashdecoding-ipex"], {},
-            "ArgumentValidation: `--attention flashdecoding-ipex` is not served yet: it needs", id="not served",
+            "ArgumentValidation: `--attention flashdecoding-ipex` is not served yet: flashdecoding-ipex needs Intel",
+            id="not served",
         ),
         pytest.param(
             [], {"ZE_AFFINITY_MASK": "0"}, "ArgumentValidation: ZE_AFFINITY_MASK requests", id="foreign device"
