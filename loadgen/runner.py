@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loadgen.config.bench_config import BenchConfig
-from loadgen.config.bench_settings import OF_ACCESS
 from loadgen.config.distribution import Distribution
 from loadgen.config.objectives import objectives_of
+from loadgen.config.target_settings import OF_ACCESS
 from loadgen.dialects.registry import open_dialect
 from loadgen.errors import WorkerError
 from loadgen.generator.load_process import LoadProcess, StartLoad, log_tail

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from benchmarks.reports import stored_result
 from benchmarks.reports.steady_state import check
-from loadgen.config.bench_settings import DEFAULT_WARMUP_S
+from loadgen.config.arrival_settings import DEFAULT_WARMUP_S
 from loadgen.selftest.coverage import estimates
 from loadgen.selftest.queue_models import SLOTS, Runs, closed_loop, open_queue
 from loadgen.selftest.stationary import stationary_values

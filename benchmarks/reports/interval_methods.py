@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from loadgen.config.bench_settings import DEFAULT_WARMUP_S
+from loadgen.config.arrival_settings import DEFAULT_WARMUP_S
 from loadgen.selftest.coverage import Setting, measured_requests
 from loadgen.selftest.queue_models import MODELS
 from loadgen.selftest.stationary import stationary_values

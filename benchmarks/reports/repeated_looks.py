@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.config.bench_settings import DEFAULT_WARMUP_S
+from loadgen.config.arrival_settings import DEFAULT_WARMUP_S
 from loadgen.generator.stop_rules import Converged, can_converge
 from loadgen.selftest.coverage import Setting, estimates, measured_requests
 from loadgen.selftest.queue_models import QueueModel, Runs, model_named

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.config.bench_settings import DEFAULT_WARMUP_S
+from loadgen.config.arrival_settings import DEFAULT_WARMUP_S
 from loadgen.selftest.queue_models import MODELS, SATURATING_USERS, QueueModel, Runs, closed_loop
 from reports.stats.steady_state import FINEST_BINS, WindowSeries
 

@@ -18,8 +18,8 @@ from loadgen.capacity.point_time import PointTime
 from loadgen.commands.present import COLUMNS, render_table
 from loadgen.commands.shared_flags import add_load_flags, load_config
 from loadgen.config import parsing
+from loadgen.config.arrival_settings import RATE_MODES
 from loadgen.config.bench_config import BenchConfig
-from loadgen.config.bench_settings import RATE_MODES
 from loadgen.config.durations import parse_duration
 from loadgen.config.profiles import with_profile
 from loadgen.errors import UsageError

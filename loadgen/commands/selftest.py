@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from loadgen.config.bench_settings import DEFAULT_WARMUP_S
+from loadgen.config.arrival_settings import DEFAULT_WARMUP_S
 from loadgen.errors import UsageError
 from loadgen.program import COULD_NOT_MEASURE
 from loadgen.progress import add_verbosity_flags, progress_of

@@ -6,23 +6,20 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
-from loadgen.config.bench_settings import (
-    DEFAULT_DRAIN_S,
-    DEFAULT_DURATION_S,
+from loadgen.config.arrival_settings import DEFAULT_DRAIN_S, DEFAULT_DURATION_S, DEFAULT_WARMUP_S
+from loadgen.config.bench_settings import NO_SALT, BenchSettings
+from loadgen.config.conflicts import conflicts
+from loadgen.config.durations import parse_stages
+from loadgen.config.target_settings import OF_ACCESS
+from loadgen.config.workload_settings import (
     DEFAULT_INPUT_TOKENS,
     DEFAULT_OUTPUT_TOKENS,
     DEFAULT_PREFIX_GROUPS,
     DEFAULT_PREFIX_TOKENS,
     DEFAULT_TURNS,
-    DEFAULT_WARMUP_S,
     FILE_WORKLOADS,
-    NO_SALT,
-    OF_ACCESS,
     TRACE_WORKLOADS,
-    BenchSettings,
 )
-from loadgen.config.conflicts import conflicts
-from loadgen.config.durations import parse_stages
 from loadgen.http.response_reader import CallLimits
 from loadgen.redaction import MASK
 from loadgen.workloads.shapes import ConstantShape, Shape, StagedUsers

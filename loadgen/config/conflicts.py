@@ -2,14 +2,10 @@
 
 import math
 
-from loadgen.config.bench_settings import (
-    FIELDS_OF_LOAD,
-    FILE_WORKLOADS,
-    RATE_MODES,
-    THINKING_MODES,
-    TRACE_WORKLOADS,
-    BenchSettings,
-)
+from loadgen.config.arrival_settings import RATE_MODES, THINKING_MODES
+from loadgen.config.bench_settings import BenchSettings
+from loadgen.config.target_settings import FIELDS_OF_LOAD
+from loadgen.config.workload_settings import FILE_WORKLOADS, TRACE_WORKLOADS
 from loadgen.workloads.adapter_mix import parse_share
 from loadgen.workloads.departure import parse_departure
 from loadgen.workloads.lengths import Lengths

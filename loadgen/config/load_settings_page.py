@@ -2,20 +2,14 @@
 
 from collections.abc import Iterator
 
+from loadgen.config.arrival_settings import DepartureText, ThinkTimeText
 from loadgen.config.bench_config import BenchConfig
-from loadgen.config.bench_settings import (
-    ApiName,
-    DepartureText,
-    HeaderText,
-    LengthText,
-    ObjectiveText,
-    Seconds,
-    ThinkTimeText,
-    WidthText,
-    WorkloadName,
-)
 from loadgen.config.key_table import HEAD, KindNames, cells
+from loadgen.config.limit_settings import ObjectiveText, WidthText
 from loadgen.config.load_examples import EXAMPLES
+from loadgen.config.setting_types import Seconds
+from loadgen.config.target_settings import ApiName, HeaderText
+from loadgen.config.workload_settings import LengthText, WorkloadName
 from loadgen.dialects.registry import API_NAMES
 from loadgen.workloads.prompts.installed import WORKLOAD_NAMES
 from reports.text import markdown_table

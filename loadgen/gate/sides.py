@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from loadgen.config.bench_config import BenchConfig
-from loadgen.config.bench_settings import EMBEDDED_PERMITS
+from loadgen.config.target_settings import EMBEDDED_PERMITS
 from loadgen.errors import MeasurementError, UsageError
 from loadgen.progress import ProgressDisplay, SilentProgress
 from loadgen.redaction import redacted_argv

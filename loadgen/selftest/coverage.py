@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from loadgen.config.bench_settings import DEFAULT_WARMUP_S
+from loadgen.config.arrival_settings import DEFAULT_WARMUP_S
 from loadgen.selftest.queue_models import QueueModel, Runs
 from loadgen.selftest.stationary import PERCENTILES, stationary_values
 from reports.stats.bounded_estimate import BoundedEstimate

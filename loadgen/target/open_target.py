@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from loadgen.config.bench_config import BenchConfig
-from loadgen.config.bench_settings import EMBEDDED_PERMITS
+from loadgen.config.target_settings import EMBEDDED_PERMITS
 from loadgen.target.access import Access
 from loadgen.target.launched.file_cache import FileCache
 from loadgen.target.launched.launch import find_launcher, split_command

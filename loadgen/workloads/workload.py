@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.config.bench_config import BenchConfig
-from loadgen.config.bench_settings import (
+from loadgen.config.bench_settings import NO_SALT
+from loadgen.config.durations import parse_stages
+from loadgen.config.workload_settings import (
     DEFAULT_IMAGE_SIZE,
     DEFAULT_OUTPUT_TOKENS,
     DEFAULT_PREFIX_GROUPS,
     DEFAULT_PREFIX_TOKENS,
     DEFAULT_TURNS,
     FILE_WORKLOADS,
-    NO_SALT,
     TRACE_WORKLOADS,
 )
-from loadgen.config.durations import parse_stages
 from loadgen.errors import UsageError
 from loadgen.workloads import arrivals
 from loadgen.workloads.adapter_mix import AdapterMix, parse_names, parse_share, zipf_shares

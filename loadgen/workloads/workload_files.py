@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.config.bench_config import BenchConfig
-from loadgen.config.bench_settings import (
+from loadgen.config.file_settings import DEFAULT_SHAREGPT_ROWS
+from loadgen.config.workload_settings import (
     DEFAULT_INPUT_TOKENS,
     DEFAULT_OUTPUT_TOKENS,
-    DEFAULT_SHAREGPT_ROWS,
     FILE_WORKLOADS,
     TRACE_WORKLOADS,
 )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadgen.config.bench_config import BenchConfig
-from loadgen.config.bench_settings import FILE_WORKLOADS
+from loadgen.config.workload_settings import FILE_WORKLOADS
 from loadgen.workloads.adapter_mix import AdapterMix
 from loadgen.workloads.prompts.prompt import Prompt, ServerLimits
 from loadgen.workloads.prompts.vocabulary import Vocabulary, Word

@@ -9,7 +9,7 @@ from typing import Any
 
 from loadgen.config import load_flags, parsing
 from loadgen.config.bench_config import BenchConfig
-from loadgen.config.bench_settings import OF_ACCESS
+from loadgen.config.target_settings import OF_ACCESS
 from loadgen.errors import UsageError
 from loadgen.interrupts import noted
 from loadgen.target.open_target import open_target
