@@ -5,6 +5,10 @@ down to the interval width of the search; it measures each load until its attain
 target. `--truth` simulates the capacities again.
 
     python -m benchmarks.client.capacity_search --searches 1000 --json benchmarks/results/capacity_search.json
+
+With `--store FILE`, each finished search is appended to FILE, and a search that is already there is not repeated: the
+same command continues after an interruption. `--within S` starts no search after S seconds; the rows then have the
+searches so far.
 """
 
 import argparse
@@ -12,8 +16,8 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +31,8 @@ from reports.stats.capacity import BRACKET_Z
 from reports.stats.estimators import wilson
 
 MAX_RUNS_OF_A_LOAD = 8
+SLICE = 8
+"""Searches that are started together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,40 @@ def bisection(name: str, width: float, seed: int) -> Found:
     return Found(math.sqrt(low * high), low, high, runs, time_s)
 
 
+@dataclass(frozen=True, slots=True)
+class SearchStore:
+    """Finished searches in a JSONL file, one a line, so that a long measurement can be continued."""
+
+    path: Path | None
+
+    def found(self, key: str) -> dict[int, Found]:
+        """The finished searches under a key, by seed. A line that was cut off is ignored."""
+        lines = self.path.read_text().splitlines() if self.path is not None and self.path.exists() else []
+        rows = [json.loads(line) for line in lines if line.endswith("}}")]
+        return {row["seed"]: Found(**row["found"]) for row in rows if row["key"] == key}
+
+    def add(self, key: str, seed: int, found: Found) -> None:
+        if self.path is not None:
+            with self.path.open("a") as file:
+                # The line before may have been cut off.
+                file.write("\n" + json.dumps({"key": key, "seed": seed, "found": asdict(found)}))
+
+    def completed(
+        self, key: str, function: Callable[[int], Found], seeds: Sequence[int], pool: Executor, stop_s: float
+    ) -> list[Found]:
+        """The results for `seeds`, from the store and new ones, until the monotonic time `stop_s`."""
+        found = self.found(key)
+        missing = [seed for seed in seeds if seed not in found]
+        for first in range(0, len(missing), SLICE):
+            if time.monotonic() >= stop_s:
+                break
+            own = missing[first : first + SLICE]
+            for seed, each in zip(own, pool.map(function, own), strict=True):
+                self.add(key, seed, each)
+                found[seed] = each
+        return [found[seed] for seed in seeds if seed in found]
+
+
 def server_of(name: str) -> KnownServer:
     return next(server for server in KNOWN_SERVERS if server.name == name)
 
@@ -139,6 +179,8 @@ def main() -> None:
     parser.add_argument("--tolerance", type=float, default=0.05)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--store", type=Path, help="Append each search to this file, and continue from it.")
+    parser.add_argument("--within", type=float, default=math.inf, metavar="S", help="Start no search after S seconds.")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--truth", type=int, metavar="REQUESTS", help="Simulate the capacities instead.")
     args = parser.parse_args()
@@ -147,15 +189,23 @@ def main() -> None:
         for server in servers:
             print(server.name, round(capacity(server, args.truth), 4))
         return
-    rows = []
+    rows, store, stop_s = [], SearchStore(args.store), time.monotonic() + args.within
     seeds = range(args.first_seed, args.first_seed + args.searches)
     with ProcessPoolExecutor(args.processes) as pool:
         for server in servers:
             began_s = time.monotonic()
-            found = list(pool.map(partial(search, server.name, args.tolerance), seeds, chunksize=4))
+            key = f"{server.name}, {args.tolerance:g}"
+            searched = partial(search, server.name, args.tolerance)
+            found = store.completed(f"search, {key}", searched, seeds, pool, stop_s)
             widths = [(each.hi - each.lo) / server.capacity for each in found if not math.isnan(each.hi - each.lo)]
+            if not widths:
+                continue
             width = statistics.median(widths)
-            bisected = list(pool.map(partial(bisection, server.name, width), seeds[: args.bisections], chunksize=4))
+            bisect = partial(bisection, server.name, width)
+            # The width of the bisections is final after the last search.
+            is_whole = len(found) == len(seeds)
+            own = seeds[: args.bisections] if is_whole else []
+            bisected = store.completed(f"bisection, {key}, {width:.6g}", bisect, own, pool, stop_s)
             row = summarize(server, found, bisected)
             rows.append(row)
             print(
