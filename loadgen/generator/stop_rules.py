@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from loadgen.config.objectives import parse_objective, parse_width
 from loadgen.errors import UsageError
-from reports.metrics.early_end import CONVERGED
+from reports.metrics.early_end import CONVERGED, DECISION_PROBABILITY
 from reports.metrics.named_metrics import has_interval, metric_interval, relative_half_width
 from reports.metrics.requests.request_series import run_dependence
 from reports.metrics.run_metrics import meets_slo
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 
 FIRST_LOOK = 50
-# Two-sided 5 % over fifteen looks, which is FIRST_LOOK doubled to 800,000 requests, by Bonferroni's inequality.
-DECISION_PROBABILITY = 1 - 0.05 / 15 / 2
 # A rule that does not depend on the values may be evaluated more often than at doubling sizes.
 DOUBLING, HALF_DOUBLING, FREQUENT = 2.0, 2.0**0.5, 1.25
 # A queue grows for good if it takes in this share of the arrivals, and at least this many requests.

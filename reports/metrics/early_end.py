@@ -20,8 +20,11 @@ CONVERGED_WAIT_FACTOR = 1.7
 
 DECIDED = frozenset(("objective_met", "objective_missed", "limit_missed"))
 """The stop reasons of a run that ended because a value was decided, in up to 15 looks."""
+DECISION_PROBABILITY = 1 - 0.05 / 15 / 2
+"""The confidence of each bound of a decision on a fraction: two-sided 5 % over 15 looks, from 50 requests doubled to
+800,000, by Bonferroni's inequality. The run's own fractions have the same bounds."""
 DECIDED_FACTOR = 1.5
-"""The length of each side of its intervals: the normal quantile of 5 % over 15 looks (Bonferroni) by that of 5 %."""
+"""The length of each side of its other intervals: the normal quantile of that confidence by that of 95 %."""
 
 WAITS = QUEUE_METRICS | {"ttfat_s", "ttfb_s"}
 

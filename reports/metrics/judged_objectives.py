@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from reports.metrics.early_end import interval_factor
 from reports.metrics.measured import Measured
 from reports.metrics.requests.per_request import LATENCY_NAME, meets_objectives, request_metric_of
-from reports.metrics.requests.request_series import run_fraction
+from reports.metrics.run_fraction import run_fraction
 from reports.run_schema import Status
 from reports.stats.estimators import Interval
 
@@ -123,7 +122,7 @@ def _share(objective: Mapping[str, Any], measured: Measured) -> Interval:
     met = meets_objectives(judged, [objective], is_open)
     if met is None or not len(met):
         return UNKNOWN
-    return run_fraction(measured, np.asarray(met, dtype=np.bool_)).widened(interval_factor(measured), most=1.0)
+    return run_fraction(measured, np.asarray(met, dtype=np.bool_))
 
 
 def required_share(objective: Mapping[str, Any]) -> float | None:

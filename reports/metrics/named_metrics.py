@@ -61,8 +61,8 @@ def metric_interval(measured: Measured, name: str) -> Interval:
 
 def run_interval(metric: RunMetric, measured: Measured) -> Interval:
     """The value of a metric of the whole run, with the interval that the end of the run permits."""
-    most = 1.0 if metric.name in FRACTIONS else math.inf
-    return metric.function(measured).widened(interval_factor(measured), most=most)
+    found = metric.function(measured)
+    return found if metric.name in FRACTIONS else found.widened(interval_factor(measured))
 
 
 def _interval(measured: Measured, column: str, percentile: float | None) -> Interval:

@@ -13,8 +13,8 @@ from reports.metrics.requests.per_request import (
     meets_objectives,
     request_metric_of,
 )
-from reports.metrics.requests.request_series import run_fraction
 from reports.metrics.requests.structured import validity_rate
+from reports.metrics.run_fraction import run_fraction
 from reports.metrics.run_rates import good_rate, input_rate, output_rate, run_throughput, total_rate
 from reports.metrics.windows import Concurrency
 from reports.run_schema import NOT_FAILED

@@ -11,10 +11,10 @@ from reports.metrics.checks.findings import Level, is_overloaded
 from reports.metrics.early_end import interval_factor
 from reports.metrics.requests.per_request import meets_objectives
 from reports.metrics.requests.request_series import run_dependence
+from reports.metrics.run_fraction import runs_fraction
 from reports.metrics.summary import Analysis, metric_value
 from reports.stats.capacity import Capacity, RunEvidence
 from reports.stats.estimators import Interval
-from reports.stats.fraction_intervals import pooled_fraction
 
 STOPPED_BY_OVERLOAD = "overload"
 SHORT_OF_REQUESTS = ("completions", "steady_state")
@@ -57,13 +57,10 @@ class LoadPoint:
     def attainment(self) -> Interval | None:
         """Fraction of requests that meet every objective, over all runs of the point; None without objectives.
 
-        Bounds are NaN for too few requests. If a run ended because its intervals were narrow, they are longer.
+        Bounds are NaN for too few requests. They are further apart if a run ended because of its own values.
         """
-        runs = [
-            (met, run_dependence(each.measured, met)) for each in self.analyses if (met := _meets(each)) is not None
-        ]
-        factor = max(interval_factor(each.measured) for each in self.analyses)
-        return pooled_fraction(runs).interval.widened(factor, most=1.0) if runs else None
+        runs = [(each.measured, met) for each in self.analyses if (met := _meets(each)) is not None]
+        return runs_fraction(runs) if runs else None
 
     @property
     def evidence(self) -> tuple[RunEvidence, ...]:

@@ -7,8 +7,6 @@ import numpy.typing as npt
 
 from reports.metrics.measured import Array, Measured
 from reports.stats.dependence import Dependence, state_time
-from reports.stats.estimators import Interval
-from reports.stats.fraction_intervals import fraction
 from reports.stats.queue_intervals import QueueSeries, lifetimes
 
 QUEUE_PARTS = {"e2e_s": "ttft_s", "e2e_co_s": "ttft_co_s"}
@@ -58,11 +56,6 @@ class RequestSeries:
             queue = None  # blocking calls have no first token
         busy_s = self.busy_s if name in QUEUE_METRICS else 0.0
         return QueueSeries.of(values[known], self.state, queue, busy_s, self.lifetimes)
-
-
-def run_fraction(measured: Measured, met: npt.NDArray[np.bool_]) -> Interval:
-    """The fraction of the requests started in the window for which `met` holds. met: [these requests]."""
-    return fraction(met, run_dependence(measured, met)).interval
 
 
 def run_dependence(measured: Measured, met: npt.NDArray[np.bool_]) -> Dependence:

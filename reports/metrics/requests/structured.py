@@ -13,7 +13,8 @@ import numpy.typing as npt
 from reports.metrics.early_end import interval_factor
 from reports.metrics.measured import Measured
 from reports.metrics.requests.group_latencies import group_latencies
-from reports.metrics.requests.request_series import RequestSeries, run_fraction
+from reports.metrics.requests.request_series import RequestSeries
+from reports.metrics.run_fraction import run_fraction
 from reports.run_schema import Status
 from reports.stats.estimators import Interval
 
@@ -45,7 +46,7 @@ def structured_summary(measured: Measured) -> list[dict[str, Any]]:
             {
                 "kind": str(kind),
                 "requests": int(own.sum()),
-                "validity": _as_json(_validity(measured, own).widened(interval_factor(measured), most=1.0)),
+                "validity": _as_json(_validity(measured, own)),
                 "causes": {str(cause): int(count) for cause, count in causes.items() if cause != VALID},
                 **group_latencies(series, own, LATENCIES),
                 **{name: _as_json(found) for name, found in ratios.items()},

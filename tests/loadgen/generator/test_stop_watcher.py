@@ -17,6 +17,7 @@ from loadgen.generator.stop_rules import (
 )
 from loadgen.generator.stop_watcher import GrowingFiles, StopWatcher
 from reports.metrics.measured import Measured
+from reports.metrics.named_metrics import metric_interval
 from reports.metrics.requests.request_series import run_dependence
 from reports.run_schema import RequestRecord
 from reports.run_store import JsonlWriter, RunManifest, RunResult
@@ -106,6 +107,22 @@ def test_trust_W4_a_decision_is_corrected_for_fifteen_looks():
     assert pooled_fraction([(met, run_dependence(seen.measured, met))], 0.975).interval.lo > 0.5
     assert AttainmentDecided(0.5).reason(seen) is None
     assert AttainmentDecided(0.2).reason(seen) == "objective_met"
+
+
+@pytest.mark.parametrize(("count", "num_met"), [(50, 50), (400, 376), (400, 24)])
+def test_trust_C1_the_attainment_of_a_run_that_ended_by_a_decision_has_the_bounds_of_the_decision(count, num_met):
+    """50 of 50 requests decide on targets up to 79 %; sides 1.5 times as long would show 87 to 100 %."""
+    met = np.random.default_rng(1).permutation(np.arange(count) < num_met)
+    seen = partial_run(requests(np.where(met, 0.1, 0.9)), objectives=[{"metric": "ttft_p95_ms", "max": 500.0}])
+    is_met = num_met > count / 2
+    reason = "objective_met" if is_met else "objective_missed"
+    ended = dataclasses.replace(seen.measured, window=dataclasses.replace(seen.measured.window, stop_reason=reason))
+
+    shown = metric_interval(ended, "slo_attainment")
+
+    limit = shown.lo if is_met else shown.hi
+    assert AttainmentDecided(limit - 0.001).reason(seen) == ("objective_met" if is_met else None)
+    assert AttainmentDecided(limit + 0.001).reason(seen) == (None if is_met else "objective_missed")
 
 
 def test_trust_C6_a_run_goes_on_until_it_is_worth_enough_independent_requests():

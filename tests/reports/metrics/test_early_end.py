@@ -8,14 +8,23 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from loadgen.generator.stop_rules import DECISION_PROBABILITY
-from reports.metrics.early_end import CONVERGED, CONVERGED_FACTOR, DECIDED_FACTOR, WAITS, converged_interval
+from reports.metrics.early_end import (
+    CONVERGED,
+    CONVERGED_FACTOR,
+    DECIDED_FACTOR,
+    DECISION_PROBABILITY,
+    WAITS,
+    converged_interval,
+)
 from reports.metrics.measured import Measured
 from reports.metrics.named_metrics import metric_interval
+from reports.metrics.requests.request_series import run_dependence
+from reports.metrics.run_metrics import meets_slo
 from reports.metrics.summary import Analysis, summarize
 from reports.metrics.sweep import LoadPoint
 from reports.run_store import RunResult
 from reports.stats.estimators import Interval
+from reports.stats.fraction_intervals import pooled_fraction
 from tests.support.samples.sample_run import SampleLoad, sample_run
 
 
@@ -48,10 +57,13 @@ def test_trust_C1_every_interval_of_a_run_that_ended_by_a_decision_is_longer(pla
 
     assert before.keys() == after.keys()
     assert {"ttft_co_s mean", "e2e_co_s p50", "tpot_s mean", "gap_s p50", "output_tokens_per_s"} <= before.keys()
-    for name, interval in before.items():
-        expected = interval.widened(1.5, most=1.0 if name in ("error_rate", "slo_attainment") else 1e9)
+    fractions = {"error_rate", "slo_attainment"}
+    for name in before.keys() - fractions:
+        expected = before[name].widened(1.5)
         assert after[name].lo == pytest.approx(expected.lo), name
         assert after[name].hi == pytest.approx(expected.hi), name
+    for name in before.keys() & fractions:
+        assert after[name].lo < before[name].lo < before[name].hi < after[name].hi, name
 
 
 def test_trust_C1_the_factor_of_a_decision_is_that_of_its_looks() -> None:
@@ -86,6 +98,19 @@ def test_trust_C1_pooled_attainment_is_longer_if_one_of_the_runs_converged(
     assert before.attainment.lo < before.attainment.hi
     expected = before.attainment.widened(CONVERGED_FACTOR, most=1.0)
     assert (one.attainment, both.attainment) == (expected, expected)
+
+
+def test_trust_C1_pooled_attainment_has_the_bounds_of_a_decision_if_one_of_the_runs_ended_by_it(
+    planned: RunResult,
+) -> None:
+    ended = dataclasses.replace(planned, manifest=dataclasses.replace(planned.manifest, stop_reason="objective_missed"))
+    analyses = [Analysis.of(run) for run in (planned, ended)]
+    met = [np.asarray(meets_slo(each.measured), dtype=np.bool_) for each in analyses]
+    runs = [(each, run_dependence(analysis.measured, each)) for analysis, each in zip(analyses, met, strict=True)]
+
+    shown = LoadPoint(4.0, tuple(analyses)).attainment
+
+    assert shown == pooled_fraction(runs, DECISION_PROBABILITY).interval
 
 
 def test_trust_C6_a_converged_run_is_weaker_evidence_on_the_capacity(planned: RunResult, converged: RunResult) -> None:
