@@ -132,6 +132,9 @@ class ShardGroup:
     All ranks compute every token; each returns the text of the requests with `id % world_size == rank`. An error of any
     rank is an error of the group, and so is a disagreement: diverged ranks would hang in their next collective.
 
+    An error ends the call without the replies of the other ranks, which may wait for the failed one in a collective.
+    Each of them still finishes its part, and begins its part of the next call only then: no rank misses a call.
+
     turns_to_send: turns of the event loop from the start of a call until every rank's has been sent.
     """
 
@@ -147,11 +150,15 @@ class ShardGroup:
         self._lowest = lowest
         self._close = close
         self.turns_to_send = turns_to_send
+        self._turns = tuple(asyncio.Lock() for _ in self._shards)
+        self._overtaken: set[asyncio.Future[Any]] = set()
 
     def __len__(self) -> int:
         return len(self._shards)
 
     async def close(self) -> None:
+        for part in self._overtaken:
+            part.cancel()
         if self._close is not None:
             await self._close()
 
@@ -189,7 +196,7 @@ class ShardGroup:
 
     async def load_adapter(self, source: AdapterSource) -> int | None:
         """The largest rank's bytes once all ranks have it. If a rank refuses it, no rank has it."""
-        loaded = await asyncio.gather(*(shard.load_adapter(source) for shard in self._shards), return_exceptions=True)
+        loaded = await asyncio.gather(*self._parts(lambda shard: shard.load_adapter(source)), return_exceptions=True)
         errors = [each for each in loaded if isinstance(each, BaseException)]
         if not errors:
             sizes = [each for each in loaded if isinstance(each, int)]
@@ -204,17 +211,27 @@ class ShardGroup:
         await self._call_all(lambda shard: shard.unload_adapter(adapter_id))
 
     async def _call_all(self, call: Callable[[Shard], Coroutine[Any, Any, T]]) -> list[T]:
-        """The replies in rank order. The first error ends the call, since other ranks may wait for the failed one in a
-        collective.
-        """
+        """The replies in rank order. The first error ends the call."""
         if len(self._shards) == 1:
             return [await call(self._shards[0])]
-        asked = [asyncio.ensure_future(call(shard)) for shard in self._shards]
+        parts = [asyncio.ensure_future(part) for part in self._parts(call)]
         try:
-            return await asyncio.gather(*asked)
-        finally:
-            for answer in asked:
-                answer.cancel()
+            return await asyncio.gather(*parts)
+        except Exception:
+            for part in parts:
+                if not part.done():
+                    self._overtaken.add(part)
+                    part.add_done_callback(self._overtaken.discard)
+            raise
+
+    def _parts(self, call: Callable[[Shard], Coroutine[Any, Any, T]]) -> list[Coroutine[Any, Any, T]]:
+        """The call of each rank; it waits until the rank has finished its earlier calls."""
+
+        async def in_turn(shard: Shard, turn: asyncio.Lock) -> T:
+            async with turn:
+                return await call(shard)
+
+        return [in_turn(shard, turn) for shard, turn in zip(self._shards, self._turns, strict=True)]
 
 
 def _agreed(call: str, answers: Sequence[T]) -> T:

@@ -9,8 +9,11 @@ from reference_server.errors import ShardError
 from reference_server.messages import (
     Batch,
     CachedBatch,
+    ChooserParameters,
     Generation,
+    Request,
     StepResult,
+    StoppingParameters,
     Timings,
     Tokens,
     WarmupReply,
@@ -41,6 +44,10 @@ class Answering(ScriptedShard):
 def step(*request_ids, total_ns=0, batch=BATCH):
     made = tuple(Generation(number, Tokens((5,), (-1.0,), ("a",), (False,))) for number in request_ids)
     return StepResult(made, batch, Timings(total_ns=total_ns))
+
+
+def request(number):
+    return Request(number, ("one two",), 100, ChooserParameters(), StoppingParameters(8))
 
 
 async def test_generations_are_the_last_ranks_then_the_others():
@@ -105,6 +112,56 @@ async def test_reliability_F2_the_first_error_ends_the_call_while_others_wait_in
     async with asyncio.timeout(10):
         with pytest.raises(ShardError, match=r"^rank 1 has gone$"):
             await getattr(ShardGroup(shards), method)(*arguments)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+async def test_a_rank_finishes_the_call_that_another_rank_failed_before_it_begins_the_next(failing):
+    released = asyncio.Event()
+
+    async def held(method: str) -> None:
+        if method == "decode":
+            await released.wait()
+
+    shards = [ScriptedShard(gate=None if rank == failing else held, rank=rank, world_size=2) for rank in range(2)]
+    group = ShardGroup(shards)
+    batch = (await group.prefill(Batch(1, (request(1), request(2))))).batch
+    shards[failing].failures["decode"] = ShardError("out of memory")
+
+    async with asyncio.timeout(10):
+        with pytest.raises(ShardError, match=r"^out of memory$"):
+            await group.decode([batch])
+        clearing = asyncio.ensure_future(group.clear_cache(1))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        cleared_early = (shards[failing].called("clear_cache"), shards[1 - failing].called("clear_cache"))
+        released.set()
+        await clearing
+
+    assert cleared_early == ([(1,)], [])
+    assert [name for name, _ in shards[1 - failing].calls] == ["prefill", "decode", "clear_cache"]
+    assert [shard.cached_ids for shard in shards] == [{}, {}]
+
+
+async def test_a_closed_group_ends_the_calls_that_are_unfinished():
+    ended = []
+
+    async def stuck(_: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append(True)
+            raise
+
+    shards = [ScriptedShard(), ScriptedShard(gate=stuck, rank=1)]
+    shards[0].failures["health"] = ShardError("rank 0 has gone")
+    group = ShardGroup(shards)
+
+    with pytest.raises(ShardError, match="rank 0 has gone"):
+        await group.health()
+    await group.close()
+    await asyncio.sleep(0)
+
+    assert ended == [True]
 
 
 async def test_warmup_takes_the_lowest_limits_and_the_largest_bytes():
