@@ -64,6 +64,14 @@ class Estimate:
         return ("" if self.is_supported else "≥" if self.is_high else "~") + self._number(self.value)
 
     @property
+    def even_text(self) -> str:
+        """The value with its interval, both with the same decimals; a value that would become 0 keeps its digits."""
+        decimals = None if self.lo is None or self.hi is None else bound_decimals(self.lo, self.hi)
+        if self.value is None or decimals is None or not self.is_supported or round(self.value, decimals) == 0:
+            return str(self)
+        return f"{signed(_rounded(self.value, decimals), self.is_change)} ({self.interval})"
+
+    @property
     def interval(self) -> str:
         """The interval as `12.1–13.4`, of a change as `-1.20 to +3.40`; `needs 9,000`; or an empty text."""
         needs = [] if self.needed is None or self.value is None else [f"needs {about(self.needed):,}"]

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from reports.metrics.measured import Array, Measured
+from reports.metrics.requests.per_request import primary_latency
 from reports.metrics.windows import Concurrency
 from reports.run_schema import NOT_FAILED, Status
 
@@ -34,7 +35,7 @@ def replicas_table(measured: Measured) -> pd.DataFrame:
             "in flight, mean": in_flight.mean(measured.window.start_s, measured.window.end_s),
         }
         for name, fraction in LATENCIES:
-            known = own[name].dropna()
+            known = own[primary_latency(name, measured.manifest.is_open_loop)].dropna()
             title = f"{name.removesuffix('_s').upper()} p{100 * fraction:.0f}, ms ↓"
             row[title] = 1e3 * float(np.quantile(known, fraction)) if len(known) else None
         rows.append(row)

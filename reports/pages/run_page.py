@@ -155,10 +155,8 @@ def _headline(analysis: Analysis) -> str:
     rates, metrics = analysis.summary["rates"], analysis.summary["metrics"]
     parts = []
     if rates["output_tokens_per_s"]["value"]:
-        speed, users = rates["output_tokens_per_s"]["value"], rates["concurrency_mean"]["value"] or 0
-        parts.append(
-            f"{format_number(speed)} output tokens/s with {format_number(users)} requests in flight on average"
-        )
+        speed, users = (latency_tables.scaled(rates[name], 1.0) for name in ("output_tokens_per_s", "concurrency_mean"))
+        parts.append(f"{speed.text} output tokens/s with {users.text} requests in flight on average")
     ttft = metrics[primary_latency("ttft_s", analysis.run.manifest.is_open_loop)]
     if ttft["count"]:
         median, p95 = (_duration(ttft["percentiles"][p]["value"], _mark(ttft, p)) for p in ("p50", "p95"))
@@ -266,7 +264,7 @@ def _replica_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:
     return (Section("Replicas", blocks),) if blocks else ()
 
 
-REPLICAS_NOTE = "Requests that started in the window, by the replica that received them."
+REPLICAS_NOTE = f"Requests that started in the window, by the replica that received them. {latency_tables.ORIGIN}"
 
 
 def _server_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:

@@ -12,8 +12,8 @@ from reports.metrics.summary import Analysis
 from reports.metrics.sweep import LoadPoint, SloDecision, Sweep
 from reports.pages.run_pages import run_link, runs_section
 from reports.pages.sections.facts import load_sentence, run_facts, start_time
-from reports.pages.sections.latency_tables import scaled
-from reports.pages.sections.objectives import objective_results
+from reports.pages.sections.latency_tables import UNSUPPORTED, marked, scaled
+from reports.pages.sections.objectives import objective_results, statistic
 from reports.pages.sections.request_tables import failed_requests
 from reports.pages.sections.time_breakdown import time_section
 from reports.pages.sweep_figures import (
@@ -95,7 +95,7 @@ def verdict(sweep: Sweep) -> VerdictLine:
     sentences = [_answer(sweep) if sweep.search is None else sweep.search[1]]
     knee = sweep.knee
     if knee is not None:
-        speed = format_number(knee.value("output_tokens_per_s") or 0.0)
+        speed = _speed(knee).text
         sentences.append(f"The knee is at {load_text(sweep, knee.load)} with {speed} output tokens/s.")
     if sweep.has_objectives and sweep.search is None:
         sentences.append(_within_sentence(sweep))
@@ -114,12 +114,17 @@ def _word(level: str, *, has_reasons: bool) -> str:
 def _answer(sweep: Sweep) -> str:
     """The numbers at the best load: the highest load within the objectives, else the load with the most tokens/s."""
     best = sweep.within or max(sweep.points, key=lambda point: point.value("output_tokens_per_s") or 0.0)
-    parts = [f"{format_number(best.value('output_tokens_per_s') or 0.0)} output tokens/s"]
+    parts = [f"{_speed(best).text} output tokens/s"]
     curve = latency_of_curve(sweep)
-    latency = best.value(curve)
-    if latency is not None:
-        parts.append(f"{CURVES[curve]} {format_number(latency)} ms")
+    found = latency(best, curve)
+    if found is not None:
+        parts.append(f"{CURVES[curve]} {found.text if isinstance(found, Estimate) else format_number(found)} ms")
     return f"{load_text(sweep, best.load)}: {', '.join(parts)}{_objectives_of(best)}."
+
+
+def _speed(point: LoadPoint) -> Estimate:
+    """The output tokens/s of the point's first run."""
+    return scaled(point.first.summary["rates"]["output_tokens_per_s"], 1.0)
 
 
 def _objectives_of(point: LoadPoint) -> str:
@@ -170,7 +175,7 @@ def _row(sweep: Sweep, point: LoadPoint) -> dict[str, object]:
         load_unit(sweep): f"{point.load:g}",
         "Output tokens/s ↑": rates["output_tokens_per_s"],
         "Requests/s ↑": rates["requests_per_s"].value,
-        **{f"{title}, ms ↓": point.value(name) for title, name in LATENCIES.items()},
+        **{f"{title}, ms ↓": latency(point, name) for title, name in LATENCIES.items()},
         "failed ↓": f"{failed_requests(point.first):,} of {sum(summary['counts'].values()):,}",
     }
     attainment = point.attainment
@@ -183,7 +188,15 @@ def _row(sweep: Sweep, point: LoadPoint) -> dict[str, object]:
     return row
 
 
-INTERVALS_NOTE = "Beside or below a value: its 95 % interval. The page of a run has those of the other values."
+def latency(point: LoadPoint, name: str) -> Estimate | float | None:
+    """A latency of the point's first run; an unsupported value has its mark."""
+    found = statistic(point.first, name)
+    return None if found is None or found.value is None else marked(found)
+
+
+INTERVALS_NOTE = (
+    f"Beside or below a value: its 95 % interval. The page of a run has those of the other values. {UNSUPPORTED}"
+)
 RATES = ("output_tokens_per_s", "requests_per_s")
 
 

@@ -183,9 +183,10 @@ SUMMARY_KEYS = {
     "with output, `tokens_per_step`, and `proposed` and `accepted` of each of the `positions` in a draft.",
     "structured": "Empty, or a row for each kind of answer, unconstrained answers first: requests, validity with its "
     "interval, causes of invalid answers, percentiles of latencies with intervals (`NAME_p50_interval`), and ratios of "
-    "mean latencies to those of unconstrained answers.",
+    "mean latencies to those of unconstrained answers. In an open loop TTFT counts from the intended start.",
     "adapters": "Empty, or a row for each adapter, the base model (null) first: requests, failed, output "
-    "tokens, and percentiles of latencies with intervals (`NAME_p50_interval`).",
+    "tokens, and percentiles of latencies with intervals (`NAME_p50_interval`). In an open loop TTFT and E2E count "
+    "from the intended start.",
     "workload.lengths.COLUMN.count": "Requests with a value in this column.",
     "workload.lengths.COLUMN.mean": "Mean.",
     "workload.lengths.COLUMN.min": "Smallest value.",

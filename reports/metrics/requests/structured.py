@@ -13,6 +13,7 @@ import numpy.typing as npt
 from reports.metrics.early_end import interval_factor
 from reports.metrics.measured import Measured
 from reports.metrics.requests.group_latencies import group_latencies
+from reports.metrics.requests.per_request import primary_latency
 from reports.metrics.requests.request_series import RequestSeries
 from reports.metrics.run_fraction import run_fraction
 from reports.run_schema import Status
@@ -76,7 +77,8 @@ def _validity(measured: Measured, own: npt.NDArray[np.bool_]) -> Interval:
 
 def _mean(series: RequestSeries, name: str, own: npt.NDArray[np.bool_]) -> Interval:
     """The mean of a latency over the requests `own`, [population], with the dependence of the run."""
-    return series.series(name, own).mean().interval.widened(interval_factor(series.measured))
+    column = primary_latency(name, series.measured.manifest.is_open_loop)
+    return series.series(column, own).mean().interval.widened(interval_factor(series.measured))
 
 
 def _ratio(value: Interval, base: Interval) -> Interval:

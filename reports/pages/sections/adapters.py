@@ -7,13 +7,13 @@ import pandas as pd
 
 from reports.document import Section, Table
 from reports.metrics.summary import Analysis
-from reports.pages.sections.latency_tables import UNSUPPORTED, group_percentile
+from reports.pages.sections.latency_tables import ORIGIN, UNSUPPORTED, group_percentile
 
 BASE = "base model"
 NOTE = (
     "Requests that started in the window, by the adapter that they named; latencies of complete answers with 95 % "
-    f"intervals. – marks too few requests for the percentile. {UNSUPPORTED} Rows share the server's batches, so a slow "
-    "adapter delays the others: compare with a run without adapters for their cost."
+    f"intervals. {ORIGIN} – marks too few requests for the percentile. {UNSUPPORTED} Rows share the server's batches, "
+    "so a slow adapter delays the others: compare with a run without adapters for their cost."
 )
 TITLES = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "E2E"))
 

@@ -137,6 +137,7 @@ def unsupported_note(analyses: Sequence[Analysis]) -> str:
     return f"{UNSUPPORTED} Requests at this load for an interval: {'; '.join(parts)}."
 
 
+ORIGIN = "TTFT and E2E count from the intended start in an open loop, from the send in a closed loop."
 UNSUPPORTED = "~ and ≥ mark values that are unsupported: too few requests for a 95 % interval."
 SUMMARY_PERCENTILES = {"p50": "med", "p90": "p(90)", "p95": "p(95)"}
 

@@ -17,7 +17,8 @@ from reports.run_schema import NOT_FAILED, Status
 from reports.stats.estimators import sorted_quantiles
 
 ECDF_POINTS = 400
-MAX_BINS = 400
+MIN_BINS, MAX_BINS = 10, 400
+SHORT_BINS_S = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 MAX_HEAT_MAPS = 3
 MIN_REQUESTS_FOR_HEAT_MAP = 20
 
@@ -25,13 +26,15 @@ MIN_REQUESTS_FOR_HEAT_MAP = 20
 def timeline_frame(analysis: Analysis) -> pd.DataFrame:
     """A row per bin of the run: run, t_s, bin_s, output_tokens_per_s, in_flight, ttft_p50_ms, ttft_p95_ms, failed.
 
-    A bin is one second long, or longer in a run of more than MAX_BINS seconds.
+    A bin is one second long; it is longer in a run of more than MAX_BINS seconds, and shorter in a run of fewer than
+    MIN_BINS seconds.
     """
     measured = analysis.measured
     requests = measured.requests
     ends = requests["t_end_ns"].max() / 1e9
-    last = max(measured.window.end_s, float(ends) if ends == ends else 0.0, 1.0)
-    bin_s = max(1.0, np.ceil(last / MAX_BINS))
+    last = max(measured.window.end_s, float(ends) if ends == ends else 0.0, SHORT_BINS_S[-1])
+    shorter_s = next((each for each in SHORT_BINS_S if last >= MIN_BINS * each), SHORT_BINS_S[-1])
+    bin_s = max(shorter_s, np.ceil(last / MAX_BINS)) if last > MAX_BINS else shorter_s
     edges = bin_s * np.arange(np.floor(last / bin_s) + 2)
     tokens = measured.events.tokens_between(0.0, float(edges[-1]), len(edges) - 1)
     column = primary_latency("ttft_s", analysis.run.manifest.is_open_loop)

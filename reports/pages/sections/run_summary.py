@@ -44,7 +44,7 @@ def _tiles(analysis: Analysis) -> tuple[Tile, ...]:
 
 def _rate(analysis: Analysis, name: str, title: str) -> Tile:
     found = latency_tables.scaled(analysis.summary["rates"][name], 1.0)
-    details = found.interval if found.needed is None else f"{found.interval} requests"
+    details = found.interval if found.needed is None else f"{found.interval} completions"
     return Tile(title, found.text, "↑", (details,) if details else ())
 
 

@@ -80,10 +80,12 @@ def with_change(own: Estimate, before: float | None) -> str | None:
     ('110 (104–116), +10.0 %', '~97.0, −3.0 %')
     >>> with_change(Estimate(5.0, 4.81, 5.17), None), with_change(Estimate(None), 1.0)
     ('5.00 (4.81–5.17)', None)
+    >>> with_change(Estimate(9.483, 8.51, 10.84), None), with_change(Estimate(0.31, 0.0, 12.4), None)
+    ('9.5 (8.5–10.8)', '0.310 (0–12)')
     """
     if own.value is None:
         return None
-    text = str(own) if own.is_supported else own.text
+    text = own.even_text if own.is_supported else own.text
     if not before:
         return text
     change = f"{100 * (own.value / before - 1):+,.1f}".replace("-", "\N{MINUS SIGN}")

@@ -7,15 +7,15 @@ import pandas as pd
 
 from reports.document import Estimate, Section, Table
 from reports.metrics.summary import Analysis
-from reports.pages.sections.latency_tables import UNSUPPORTED, group_percentile, scaled
+from reports.pages.sections.latency_tables import ORIGIN, UNSUPPORTED, group_percentile, scaled
 
 KINDS = {None: "unconstrained", "schema": "JSON schema", "tool": "tool call"}
 CAUSES = (("cut", "cut at the limit"), ("not_json", "not JSON"), ("not_in_schema", "not in the schema"))
 NOTE = (
-    "Complete answers that started in the window, with 95 % intervals. Valid: JSON that its schema accepts. – marks "
-    f"too few answers for the percentile. {UNSUPPORTED} A ratio is a mean latency divided by that of the unconstrained "
-    "answers: the cost that only structured answers have. A mask that delays a whole step delays both; compare with a "
-    "run without --structured for this cost."
+    f"Complete answers that started in the window, with 95 % intervals. {ORIGIN} Valid: JSON that its schema accepts. "
+    f"– marks too few answers for the percentile. {UNSUPPORTED} A ratio is a mean latency divided by that of the "
+    "unconstrained answers: the cost that only structured answers have. A mask that delays a whole step delays both; "
+    "compare with a run without --structured for this cost."
 )
 
 

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from reports.document import Table, format_number
+from reports.document import Table
 from reports.metrics.summary import Analysis
 from reports.metrics.sweep import LoadPoint, SloDecision, Sweep, find_knee, highest_within
 from reports.pages.sweep_figures import curve_frame
 from reports.pages.sweep_page import build_sweep_report, points_table, sweep_json, verdict
 from reports.plots.figure import HALF
+from reports.renderers.markdown import cell_text
 from reports.renderers.write import write_report
 from reports.stats.capacity import Capacity, RunEvidence
 from tests.support.samples.sample_run import SampleLoad, sample_run
@@ -211,7 +212,8 @@ def test_the_report_of_a_sweep_has_no_curve(sweep: Sweep) -> None:
 def test_the_verdict_of_a_sweep_starts_with_the_numbers_of_the_best_load(sweep: Sweep) -> None:
     best = sweep.within
     assert best is not None
-    speed, latency = (format_number(best.value(name) or 0.0) for name in ("output_tokens_per_s", "ttft_p95_ms"))
+    row = points_table(sweep).iloc[sweep.points.index(best)]
+    speed, latency = row["Output tokens/s ↑"].text, row["TTFT p95, ms ↓"].text
 
     sentence = verdict(sweep).sentence
 
@@ -252,3 +254,15 @@ def test_the_note_promises_intervals_only_where_the_table_has_them(sweep: Sweep)
 
     assert "Values with 95 % intervals" not in note
     assert "The page of a run has those of the other values." in note
+
+
+def test_trust_C3_an_unsupported_latency_of_a_load_has_its_mark(sweep: Sweep) -> None:
+    short = replace(sweep, points=(point(2.0, duration_s=20.0), point(4.0, duration_s=20.0)))
+
+    report = build_sweep_report(short)
+
+    cells = [cell_text(each) for each in points_table(short)["TTFT p95, ms ↓"]]
+    assert all(cell.startswith("≥") for cell in cells)
+    [table] = [block for block in report.sections[0].blocks if isinstance(block, Table)]
+    assert "~ and ≥ mark" in table.note
+    assert f"TTFT p95 {cells[1]} ms" in verdict(short).sentence

@@ -44,3 +44,20 @@ def test_percentiles_have_the_intervals_of_the_run_and_few_requests_have_none() 
     assert "–" in table["TPOT p50, ms ↓"][0].interval
     assert str(table["TPOT p95, ms ↓"][0]).startswith("≥")
     assert table["TPOT p95, ms ↓"][1] is None
+
+
+def test_times_count_from_the_schedule_in_an_open_loop_and_from_the_send_in_a_closed_loop() -> None:
+    """A client whose sends wait in its queue: each request is sent half a second late."""
+    for mode, latencies in (("poisson", {"ttft_s": "ttft_co_s", "e2e_s": "e2e_co_s"}), ("closed", {})):
+        run = run_of(["a"], SampleLoad(mode=mode, duration_s=60, rate=4, concurrency=4, failure_share=0.0))
+        for record in run.records:
+            record.t_intended_ns = (record.t_intended_ns or 0) - 500_000_000
+        summary = Analysis.of(run).summary
+
+        [row] = summary["adapters"]
+
+        for name in ("ttft_s", "tpot_s", "e2e_s"):
+            found = summary["metrics"][latencies.get(name, name)]["percentiles"]["p50"]
+            assert row[f"{name}_p50"] == found["value"]
+            assert row[f"{name}_p50_interval"]["lo"] == found["lo"]
+        assert (row["ttft_s_p50"] > 0.5) == (mode == "poisson")

@@ -31,3 +31,20 @@ def test_a_ratio_without_an_interval_is_marked() -> None:
     table = structured_table(Analysis.of(run).summary["structured"])
 
     assert str(table["TTFT ratio"][1]).startswith("~")
+
+
+def test_times_count_from_the_schedule_as_in_the_tiles() -> None:
+    """A client whose sends wait in its queue, longer before structured answers."""
+    run = sample_run(SampleLoad(duration_s=120, rate=4, failure_share=0.0))
+    for number, record in enumerate(run.records):
+        record.t_intended_ns = (record.t_intended_ns or 0) - (1_000_000_000 if number % 3 == 0 else 500_000_000)
+        if number % 3 == 0:
+            record.constraint, record.validity = "schema", "valid"
+    summary = Analysis.of(run).summary
+
+    free, schema = summary["structured"]
+
+    assert free["ttft_s_p50"] > 0.5
+    assert schema["ttft_s_p50"] > 1.0
+    assert schema["ttft_s_ratio"]["value"] > 1.5
+    assert free["ttft_s_p50"] <= summary["metrics"]["ttft_co_s"]["percentiles"]["p50"]["value"] <= schema["ttft_s_p50"]
