@@ -7,8 +7,9 @@ One engine of each model decodes with and without drafts in turn: two engines wi
 because their weights and caches are at other addresses. `no drafts` is plain decoding, and `no drafts again` is the
 same once more: its ratio is the resolution of this benchmark. All arms have the same prompts, one compute thread, and
 must return the same ids. A round measures every arm on one text at one batch size; each round starts with another arm,
-and the first one does not count. After ten rounds of each text and batch size, the next round is for the one with the
-widest interval, until all intervals are narrow or the time is over.
+and the first one does not count. After ten rounds of each text and batch size, every other round is for the one with
+the fewest rounds and the others for the one with the widest interval, until all intervals are narrow or the time is
+over.
 One measurement: C prompts of 64 tokens are prefilled together, then decoded, end-of-sequence ignored, until the first
 of them has 96 new tokens; tokens/s of these decodes, so that all C requests run all the time. Tokens per second of
 processor time of this process are measured too: other programs on the machine change them less. A speculator drafts
@@ -116,14 +117,16 @@ async def compare(
 def next_cell(
     cells: Mapping[tuple[str, int], Sequence[MeasuredDrafts]], rounds: Mapping[tuple[str, int], int], narrow: float
 ) -> tuple[str, int] | None:
-    """The text and batch size to measure next: with the fewest rounds, then the widest interval; None if all are
-    narrow."""
+    """The text and batch size to measure next: with the fewest rounds and with the widest interval in turn; None if all
+    are narrow."""
     fewest = min(cells, key=lambda cell: rounds[cell])
     if rounds[fewest] <= FEWEST_ROUNDS:
         return fewest
     widths = {cell: max(half_width(each, found[0]) for each in found[1:]) for cell, found in cells.items()}
     widest = max(cells, key=lambda cell: widths[cell])
-    return widest if widths[widest] > narrow else None
+    if widths[widest] <= narrow:
+        return None
+    return fewest if sum(rounds.values()) % 2 else widest
 
 
 def half_width(measured: MeasuredDrafts, plain: MeasuredDrafts) -> float:

@@ -24,7 +24,19 @@ def test_every_cell_has_some_rounds_before_intervals_count() -> None:
     cells = {COPY: measured(COPY, 50.0), FREE: measured(FREE, 0.0)}
 
     assert next_cell(cells, {COPY: 40, FREE: FEWEST_ROUNDS}, 0.01) == FREE
-    assert next_cell(cells, {COPY: 40, FREE: FEWEST_ROUNDS + 1}, 0.01) == COPY
+    assert next_cell(cells, {COPY: 41, FREE: FEWEST_ROUNDS + 1}, 0.01) == COPY
+
+
+def test_half_of_the_further_rounds_are_for_the_cell_with_the_fewest() -> None:
+    cells = {COPY: measured(COPY, 50.0), FREE: measured(FREE, 0.0)}
+    rounds = {COPY: 20, FREE: 20}
+
+    for _ in range(20):
+        cell = next_cell(cells, rounds, 0.01)
+        assert cell is not None
+        rounds[cell] += 1
+
+    assert rounds == {COPY: 30, FREE: 30}
 
 
 def test_it_ends_when_all_intervals_are_narrow() -> None:
