@@ -35,8 +35,9 @@ FEW_KEYS, MANY_KEYS = 16, 256
 ROWS, DRAFT = 4, 4
 LOOKED_AT = (1, 8)
 """Sequences for which drafts are looked for."""
-CALL_NS, TOKEN_NS = 100e3, 25e3
-"""Time of a served step that the warm-up does not see: the reply, the router and the next call; and for each token."""
+CALL_NS = 100e3
+"""Time of a served step that the warm-up does not see: the reply, the router and the next call. A token's share of them
+is the same with and without drafts, and a refused row has none, so it is not a part of the price."""
 NEVER_PAYS = StepCost(tuple(1e9 * rows for rows in range(1, 1 + MOST_VERIFIED_ROWS)))
 """A row costs as much as a step."""
 SAMPLED = ChooserParameters(temperature=0.7, top_k=50, top_p=0.95, seed=1)
@@ -115,7 +116,7 @@ class DraftCost:
         together -= rows_ns[ROWS * (1 + DRAFT) - 1]
         row_ns = max(0.0, (together - alone) / (DRAFT * (ROWS - 1)))
         if is_served_between:
-            rows_ns = tuple(ns + CALL_NS + rows * TOKEN_NS for rows, ns in enumerate(rows_ns, 1))
+            rows_ns = tuple(ns + CALL_NS for ns in rows_ns)
         cost = StepCost(
             *(rows_ns, max(0.0, key_ns), max(0.0, alone - DRAFT * row_ns), row_ns),
             sampled_row_ns=max(0.0, sampled_ns),

@@ -249,8 +249,8 @@ class Drafter:
     ) -> tuple[list[int], list[float]]:
         """The tokens to verify of each proposal, which the budget pays; and the value of each row's look.
 
-        The time of the look is spent in any case, so it does not make a draft worse, but it lowers the value of the
-        look: the plain tokens that the row is expected to save by it.
+        The time of the look is spent in any case, so it makes no draft worse: a step without one has it too. It lowers
+        the value of the look, which is the number of plain tokens that the row is expected to save by it.
         """
         look_tokens = look_ns / len(due) / token_ns
         nothing = [0] * len(due)
@@ -261,7 +261,7 @@ class Drafter:
             sequence, history = rows[row], self._history(rows[row])
             rates = [history.rate(level) for level in levels]
             candidates[row] = DraftCandidate(rates, sequence.cache_len, sequence.request.parameters.samples)
-        lengths = draft_lengths(candidates, cost)
+        lengths = draft_lengths(candidates, cost, spent_ns=look_ns)
         added_ns = self._added_ns(candidates, lengths, cost)
         added_tokens = added_ns / token_ns / max(1, sum(lengths))
         values = [

@@ -1,5 +1,6 @@
 """Chooses how many tokens of each draft a step verifies, for the most expected tokens per ns."""
 
+import operator
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -26,29 +27,33 @@ class DraftCandidate(NamedTuple):
 
 
 def draft_lengths(
-    candidates: Sequence[DraftCandidate], cost: StepCost, proposing_ns: float = 0.0, min_gain: float = MIN_GAIN
+    candidates: Sequence[DraftCandidate],
+    cost: StepCost,
+    proposing_ns: float = 0.0,
+    min_gain: float = MIN_GAIN,
+    spent_ns: float = 0.0,
 ) -> list[int]:
     """The tokens to verify of each candidate's draft; all 0 if no choice is expected to save time.
 
     The gains of a draft's tokens fall with each place, and taking the largest gains first is the best choice for every
-    number of rows. proposing_ns: the time in which these drafts were proposed, which is a part of their cost.
+    number of rows. proposing_ns: the time to propose these drafts, if only a step with drafts has it. spent_ns: the
+    time that was spent on them already, with or without a draft: the dearer the tokens so far, the more a further row
+    may cost.
     """
     gains = [
-        (gain, row)
-        for row, candidate in enumerate(candidates)
-        for gain in accumulate(candidate.rates, lambda gain, rate: gain * rate)
+        (gain, row) for row, candidate in enumerate(candidates) for gain in accumulate(candidate.rates, operator.mul)
     ]
     gains.sort(reverse=True)
     num_rows = len(candidates)
-    extra_ns = sum(each.num_keys * cost.key_ns + each.is_sampled * cost.sampled_row_ns for each in candidates)
+    row_ns = [each.num_keys * cost.key_ns + each.is_sampled * cost.sampled_row_ns for each in candidates]
+    extra_ns = sum(row_ns) + spent_ns
     tokens, best_count = float(num_rows), 0
     best = min_gain * num_rows / (cost.plain_ns(num_rows) + extra_ns)
     extra_ns += cost.drafts_ns + proposing_ns
-    for count, (gain, row) in enumerate(gains[: max(0, cost.most_rows - num_rows)], 1):
-        candidate = candidates[row]
+    for count, ((gain, row), rows_ns) in enumerate(zip(gains, cost.rows_ns[num_rows:], strict=False), 1):
         tokens += gain
-        extra_ns += cost.draft_row_ns + candidate.num_keys * cost.key_ns + candidate.is_sampled * cost.sampled_row_ns
-        speed = tokens / (cost.plain_ns(num_rows + count) + extra_ns)
+        extra_ns += cost.draft_row_ns + row_ns[row]
+        speed = tokens / (rows_ns + extra_ns)
         if speed > best:
             best, best_count = speed, count
     lengths = [0] * num_rows
@@ -63,7 +68,7 @@ def expected_tokens(rates: Sequence[float]) -> float:
     >>> expected_tokens([0.5, 0.5])
     0.75
     """
-    return sum(accumulate(rates, lambda gain, rate: gain * rate))
+    return sum(accumulate(rates, operator.mul))
 
 
 def can_pay(num_rows: int, speculate: int, cost: StepCost) -> bool:

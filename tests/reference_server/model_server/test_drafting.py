@@ -227,3 +227,22 @@ def test_a_draft_is_verified_although_it_does_not_pay_for_the_look_that_found_it
     assert drafted[0] == 0
     # The budget has room for a few of them.
     assert len(drafted) < 10
+
+
+class UncertainHeads:
+    """Drafts of four tokens, of which two in five are expected to be accepted."""
+
+    priors = (0.4,)
+
+    def propose(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int], /) -> list[ProposedDraft]:
+        return [ProposedDraft([1] * count, [0] * count) for count in counts]
+
+
+def test_a_draft_is_longer_after_a_dear_look_whose_time_is_spent() -> None:
+    made = Drafter(UncertainHeads(), 4)
+    rows_ns = by_rows({1: 280.0, 2: 295.0, 4: 330.0, 8: 435.0}, 128)
+
+    made.cost = StepCost(rows_ns, drafts_ns=60.0)
+    assert [len(draft) for draft in made.propose([decoding(LOOP)])] == [2]
+    made.cost = StepCost(rows_ns, drafts_ns=60.0, proposal_ns=(270.0,))
+    assert [len(draft) for draft in made.propose([decoding(LOOP)])] == [3]

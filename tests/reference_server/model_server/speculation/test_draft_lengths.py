@@ -55,6 +55,15 @@ def test_drafts_pay_for_the_time_in_which_they_were_proposed() -> None:
     assert draft_lengths(candidates, MEMORY_BOUND, proposing_ns=150.0) == [0]
 
 
+def test_a_dear_look_makes_drafts_longer_because_its_time_is_spent_in_any_case() -> None:
+    # Of Medusa heads on a CPU in us: the look takes as long as a plain step.
+    cost = StepCost(by_rows({1: 280.0, 2: 295.0, 4: 330.0, 8: 435.0}, 128), drafts_ns=60.0)
+    candidates = [DraftCandidate((0.4, 0.4, 0.4, 0.4))]
+
+    assert draft_lengths(candidates, cost) == [2]
+    assert draft_lengths(candidates, cost, spent_ns=270.0) == [3]
+
+
 @given(candidates_of_few, costs)
 def test_no_other_choice_is_expected_to_be_faster(candidates: list[DraftCandidate], cost: StepCost) -> None:
     def expected_speed(lengths: tuple[int, ...]) -> float:
