@@ -68,7 +68,7 @@ def expected_tokens(rates: Sequence[float]) -> float:
     >>> expected_tokens([0.5, 0.5])
     0.75
     """
-    return sum(accumulate(rates, operator.mul))
+    return float(sum(accumulate(rates, operator.mul)))
 
 
 def can_pay(num_rows: int, speculate: int, cost: StepCost) -> bool:
