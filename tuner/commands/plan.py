@@ -37,6 +37,7 @@ from tuner.simulator.load import load_of
 from tuner.simulator.predict import law_of
 from tuner.simulator.simulated_metrics import LATENCY
 from tuner.simulator.simulation import PlannedRequest
+from tuner.simulator.step_ranges import RangeUse
 
 SECONDS_PER_HOUR = 3600
 
@@ -140,7 +141,7 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
-    """Size a fleet for each rate and policy. Exit code 3 if the cost model is too poor."""
+    """Size a fleet for each rate and policy. Exit code 3 if the cost model is too poor for it."""
     section = parsing.load(PlanFile, parsing.read_toml(args.plan)).plan
     path = args.cost or newest_cost()
     costs = read_costs(path)
@@ -161,8 +162,12 @@ def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
         first_seed=RUNS * args.seed,
     )
     sized = _size_fleets(fleet, section, args.effort, progress_of(args))
+    outside = RangeUse.joined(each.at.ranges for each in sized).problem(costs.of(server.settings).ranges)
+    if outside is not None and not args.force:
+        print(f"no plan: {outside}; plan anyway with --force")
+        return TOO_POOR
     level = _level_error(costs)
-    note = "; ".join(filter(None, (note_of(costs, is_forced=args.force), _undecided(sized))))
+    note = "; ".join(filter(None, (note_of(costs, is_forced=args.force, outside=outside), _undecided(sized))))
     rows = [_row(each, section.price_per_replica_hour, level) for each in sized]
     schedule = _schedule(section, sized)
     if args.out is not None:

@@ -16,6 +16,7 @@ from reference_server.model_server.speculation.step_cost import StepCost
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.simulator.fitting.draft_acceptance import DraftAcceptance
 from tuner.simulator.fitting.linear_law import LinearLaw
+from tuner.simulator.step_ranges import StepRanges
 
 if TYPE_CHECKING:
     from reference_server.model_server.sequence import Sequence as ServerSequence
@@ -39,6 +40,10 @@ class SpeculatingLaw:
     @property
     def kv_ns(self) -> float:
         return self.plain.kv_ns
+
+    @property
+    def ranges(self) -> StepRanges | None:
+        return self.plain.ranges
 
     def step_ns(self, work: StepWork) -> float:
         return self.plain.step_ns(work)

@@ -33,7 +33,7 @@ from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import NotSimulatedError
 from tuner.simulator.drafting import Drafting, DraftingRow, SpeculatingLaw
 from tuner.simulator.replica_state import Counts, Flight, ShardRow, Stride
-from tuner.simulator.step_law import AdaptedLaw, StepLaw
+from tuner.simulator.step_law import AdaptedLaw, RangedLaw, StepLaw
 
 ADAPTERS_NOT_MEASURED = (
     "the load has LoRA adapters, whose cost in a step is not measured: calibrate a server with `--lora-adapters`"
@@ -95,6 +95,7 @@ class Replica:
         self._max_batch_size = options.max_batch_size
         self._adapted_law = law if isinstance(law, AdaptedLaw) and law.has_adapters else None
         self._has_adapters = False
+        self._ranges = law.ranges if isinstance(law, RangedLaw) else None
 
     @property
     def rows(self) -> int:
@@ -159,6 +160,8 @@ class Replica:
         assert stride is not None, "no step is running"
         self._running = None
         self.counts.events += 1
+        if self._ranges is not None:
+            self.counts.ranges.add(self._ranges, stride.work, stride.steps, now_ns - stride.started_ns)
         if stride.waiting:
             waited_ns = stride.waiting * (now_ns - stride.started_ns)
             self._waited_ns[stride.cause] = self._waited_ns.get(stride.cause, 0) + waited_ns
@@ -204,7 +207,7 @@ class Replica:
         step_ns = self._law.step_ns(step)
         if self._has_adapters:
             step_ns += self._adapters_ns(new if call.cached is None else {**self._rows[call.cached.id], **new})
-        return self._run(Stride(call, now_ns, step_ns))
+        return self._run(Stride(call, step, now_ns, step_ns))
 
     def _begin_decode(self, call: Decode, now_ns: int) -> int:
         rows = self._rows[call.batches[0].id]
@@ -228,7 +231,7 @@ class Replica:
                 step_ns, ended_ns = later_ns, step_ns - later_ns
         gain_ns = (self._law.kv_ns or 0.0) * decoding
         first_ns = step_ns + self._adapters_ns(rows)
-        return self._run(Stride(call, now_ns, first_ns, gain_ns, steps, ended_ns=ended_ns))
+        return self._run(Stride(call, step, now_ns, first_ns, gain_ns, steps, ended_ns=ended_ns))
 
     @property
     def _looks_for_drafts(self) -> bool:
@@ -259,9 +262,10 @@ class Replica:
         assert isinstance(law, SpeculatingLaw), "only such a law has drafts"
         drafted = sum(length for _, length in drafts)
         self.counts.drafted += drafted
-        step_ns = law.drafted_step_ns(StepWork(rows=decoding, kv=self._kv + decoding, ended=self._ended), drafted)
+        step = StepWork(rows=decoding, kv=self._kv + decoding, ended=self._ended)
+        step_ns = law.drafted_step_ns(step, drafted)
         of_adapters_ns = self._adapters_ns(self._rows[call.batches[0].id], {id(row): length for row, length in drafts})
-        return Stride(call, now_ns, step_ns + of_adapters_ns, drafts=drafts)
+        return Stride(call, step, now_ns, step_ns + of_adapters_ns, drafts=drafts)
 
     def _adapters_ns(self, rows: dict[int, ShardRow], drafted: Mapping[int, int] = NO_DRAFTS) -> float:
         """The time of adapters in a step of these rows. drafted: tokens of the draft by the identity of a row."""

@@ -4,8 +4,10 @@ from dataclasses import dataclass, field
 
 from reference_server.router.scheduling.calls import Decode, Prefill
 from reference_server.router.scheduling.queue import Entry
+from reference_server.router.scheduling.step_work import StepWork
 from tuner.simulator.drafting import DraftingRow
 from tuner.simulator.step_law import steps_until, stride_ns
+from tuner.simulator.step_ranges import RangeUse
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +61,10 @@ class ShardRow:
 
 @dataclass(slots=True)
 class Counts:
-    """Totals of a replica: steps, events, tokens, and busy time. drafted, accepted: tokens of drafts."""
+    """Totals of a replica: steps, events, tokens, and busy time.
+
+    drafted, accepted: tokens of drafts. ranges: step time outside the measured sizes of steps.
+    """
 
     prefills: int = 0
     decodes: int = 0
@@ -72,6 +77,7 @@ class Counts:
     kv_peak: int = 0
     drafted: int = 0
     accepted: int = 0
+    ranges: RangeUse = field(default_factory=RangeUse)
 
 
 @dataclass(slots=True)
@@ -83,6 +89,7 @@ class Stride:
     """
 
     call: Prefill | Decode
+    work: StepWork
     started_ns: int
     first_ns: float
     gain_ns: float = 0.0

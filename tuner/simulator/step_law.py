@@ -4,6 +4,7 @@ import math
 from typing import Protocol, runtime_checkable
 
 from reference_server.router.scheduling.step_work import StepWork
+from tuner.simulator.step_ranges import StepRanges
 
 
 class StepLaw(Protocol):
@@ -30,6 +31,16 @@ class AdaptedLaw(StepLaw, Protocol):
 
     def adapters_ns(self, adapters: int, tokens: int) -> float:
         """Time that adapters add to a step with `tokens` tokens that use one."""
+        ...
+
+
+@runtime_checkable
+class RangedLaw(StepLaw, Protocol):
+    """A law that was fitted to measured steps."""
+
+    @property
+    def ranges(self) -> StepRanges | None:
+        """The sizes of the measured steps; None if they are unknown."""
         ...
 
 

@@ -26,6 +26,7 @@ from tuner.servers.tuned_server import TunedServer, WarmParts
 from tuner.trial.device_lock import GpuMemory, device_lock
 from tuner.trial.early_stop import early_reason, with_stop_rules
 from tuner.trial.outcome import AttemptOutcome, Failed, Infeasible, MeasuredAttempt
+from tuner.trial.step_probe import probe_steps
 
 EVENTS_FILE = "events.jsonl"
 SERVER_LOG = "server.log"
@@ -104,6 +105,8 @@ def _measured(
             events.begin("warming")
             fault, run = "", None
             try:
+                if steps is not None:
+                    probe_steps(target, setup.load, settings, setup.progress)
                 with events.later("measuring", setup.load.warmup or 0.0):
                     run = runner.measure(
                         with_stop_rules(_salted(setup.load), setup.bounds), target, directory / "run", setup.progress

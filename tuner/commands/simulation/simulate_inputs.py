@@ -14,7 +14,8 @@ from tuner.errors import NotSimulatedError
 from tuner.simulator.fitting.cost_file import COST_FILE, Costs, read_costs
 from tuner.simulator.load import load_of
 from tuner.simulator.simulated_server import SimulatedServer
-from tuner.simulator.simulation import SimulatedLoad
+from tuner.simulator.simulation import Simulated, SimulatedLoad
+from tuner.simulator.step_ranges import RangeUse
 from tuner.study.prepare_study import DEFAULT_LOAD, STUDIES
 from tuner.study.study_folder import LOAD_FILE
 
@@ -97,19 +98,26 @@ def load_for(args: argparse.Namespace, config: BenchConfig, server: SimulatedSer
     return load_of(config, with_ids=with_ids, requests=args.requests, client=costs.client)
 
 
-def note_of(costs: Costs, *, is_forced: bool) -> str:
-    """A note on the quality of the cost model; empty if it is good."""
+def outside_problem(costs: Costs, server: SimulatedServer, simulated: Simulated) -> str | None:
+    """A sentence on simulated steps outside the measured sizes; None if they have little time."""
+    use = RangeUse.joined(replica.counts.ranges for replica in simulated.replicas)
+    return use.problem(costs.of(server.settings).ranges)
+
+
+def note_of(costs: Costs, *, is_forced: bool, outside: str | None = None) -> str:
+    """A note on the quality of the cost model; empty if it is good. outside: the result of `outside_problem`."""
     if not costs.is_measured:
         return NOT_MEASURED
-    poor = "poor cost model: printed by --force" if is_forced and costs.is_poor else ""
+    poor = "poor cost model: printed by --force" if is_forced and (costs.is_poor or outside) else ""
     source = FROM_METRICS if costs.is_from_metrics else FROM_CLIENTS if costs.is_from_clients else ""
     return "; ".join(filter(None, (source, costs.noise, poor)))
 
 
-def exit_code(costs: Costs, *, is_forced: bool) -> int:
-    if not costs.is_poor or is_forced:
+def exit_code(costs: Costs, *, is_forced: bool, outside: str | None = None) -> int:
+    problem = costs.problem or outside
+    if problem is None or is_forced:
         return 0
-    sys.stderr.write(f"not decided: {costs.problem}; accept the predictions with --force\n")
+    sys.stderr.write(f"not decided: {problem}; accept the predictions with --force\n")
     return TOO_POOR
 
 

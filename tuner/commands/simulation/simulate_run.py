@@ -18,6 +18,7 @@ from tuner.commands.simulation.simulate_inputs import (
     exit_code,
     load_for,
     note_of,
+    outside_problem,
     read_inputs,
     render_table,
     settings_from,
@@ -47,7 +48,8 @@ def run(args: argparse.Namespace) -> int:
     )
     metrics = metrics_of(simulated, METRICS)
     costs = costs.only(server.settings)
-    note = note_of(costs, is_forced=args.force)
+    outside = outside_problem(costs, server, simulated)
+    note = note_of(costs, is_forced=args.force, outside=outside)
     if args.out is not None:
         write_run(args.out, simulated, config, {"cost": note or "measured", **chosen})
     if args.json:
@@ -61,18 +63,20 @@ def run(args: argparse.Namespace) -> int:
         print(render_table([metrics]))
         if note:
             print(textwrap.fill(note, COLUMNS))
-    return exit_code(costs, is_forced=args.force)
+    return exit_code(costs, is_forced=args.force, outside=outside)
 
 
 def explain(args: argparse.Namespace) -> int:
     costs, config, base = read_inputs(args)
     server = base.with_settings(settings_from(args.set), costs.pool)
-    found = time_by_cause(run_simulation(server, costs.of(server.settings), load_for(args, config, server, costs)))
+    simulated = run_simulation(server, costs.of(server.settings), load_for(args, config, server, costs))
+    found = time_by_cause(simulated)
     if args.json:
         print(json.dumps(found, indent=2))
     else:
         print("\n".join(f"{name:<28}{value:.4g}" for name, value in found.items()))
-    return exit_code(costs.only(server.settings), is_forced=args.force)
+    outside = outside_problem(costs, server, simulated)
+    return exit_code(costs.only(server.settings), is_forced=args.force, outside=outside)
 
 
 def time_by_cause(simulated: Simulated) -> dict[str, float]:

@@ -15,6 +15,7 @@ from tuner.commands.simulation.simulate_inputs import (
     exit_code,
     load_for,
     note_of,
+    outside_problem,
     read_inputs,
     render_rows,
     render_table,
@@ -25,7 +26,7 @@ from tuner.config import LimitSection, TuneConfig
 from tuner.errors import NotSimulatedError
 from tuner.servers.select import server_of
 from tuner.servers.tgi.settings import DEFAULTS
-from tuner.simulator.predict import Predictor, predict_many
+from tuner.simulator.predict import Predictor, predict_many, run
 from tuner.space.parameter import Parameter
 from tuner.space.search_space import SearchSpace
 from tuner.study.identity import params_of
@@ -90,7 +91,9 @@ def sweep(args: argparse.Namespace) -> int:
     predicted = PredictedSpace(
         space.parameters, limits, tuple(zip(drawn, metrics, strict=True)), time.perf_counter() - start_s
     )
-    rows, note = predicted.rows, note_of(costs, is_forced=args.force)
+    rows = predicted.rows
+    outside = _outside(predictor, [row["settings"] for row in rows[: args.top]])
+    note = note_of(costs, is_forced=args.force, outside=outside)
     if args.out is not None:
         write_predictions(args.out, predicted, note, costs.error or "")
     if args.json:
@@ -99,14 +102,25 @@ def sweep(args: argparse.Namespace) -> int:
         text = f"simulated {len(drawn)} configurations; {len(drawn) - len(rows)} have too little K/V memory"
         print(text + (f" ({note})" if note else ""))
         print(render_table([{**row["metrics"], **row["settings"]} for row in rows[: args.top]]))
-    return exit_code(costs, is_forced=args.force)
+    return exit_code(costs, is_forced=args.force, outside=outside)
+
+
+def _outside(predictor: Predictor, printed: Sequence[Mapping[str, Any]]) -> str | None:
+    """A sentence on the first of these configurations with too many steps outside the measured sizes."""
+    for settings in printed:
+        server = predictor.base.with_settings(settings, predictor.pool)
+        simulated = run(server, predictor.costs.of(settings), predictor.load)
+        if (problem := outside_problem(predictor.costs, server, simulated)) is not None:
+            return problem
+    return None
 
 
 def _sweep_loads(args: argparse.Namespace, space: PredictedSpace, fixed: Mapping[str, Any]) -> int:
     """Predict the configurations at each load of `--points`; print the best of each."""
     costs, config, base = read_inputs(args)
     drawn = [settings for settings, _ in space.predictions]
-    found = []
+    found: list[Any] = []
+    outside: str | None = None
     for load, each in loads_at(config, args.points):
         predictor = Predictor(costs, base, costs.pool, load_for(args, each, base, costs), METRICS, {})
         metrics = predict_many(predictor, [fixed, *drawn], args.jobs)
@@ -114,14 +128,15 @@ def _sweep_loads(args: argparse.Namespace, space: PredictedSpace, fixed: Mapping
         if not predicted.rows:
             raise NotSimulatedError("no configuration has enough K/V memory")
         found.append(best_row(load, predicted.rows, metrics[0], OBJECTIVE))
-    note = note_of(costs, is_forced=args.force)
+        outside = outside or _outside(predictor, [*([fixed] if metrics[0] else []), predicted.rows[0]["settings"]])
+    note = note_of(costs, is_forced=args.force, outside=outside)
     if args.json:
         print(json.dumps({"configurations": len(drawn), "note": note, "loads": found}, indent=2))
     else:
         unit, names = "requests/s" if config.is_open_loop else "users", [each.name for each in space.parameters]
         print(f"simulated {len(drawn)} configurations at each load" + (f" ({note})" if note else ""))
         print(render_rows([printed_row(each, unit, names, OBJECTIVE) for each in found]))
-    return exit_code(costs, is_forced=args.force)
+    return exit_code(costs, is_forced=args.force, outside=outside)
 
 
 def space_of(

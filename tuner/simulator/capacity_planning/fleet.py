@@ -21,6 +21,7 @@ from tuner.simulator.simulation import (
     Simulation,
 )
 from tuner.simulator.step_law import StepLaw
+from tuner.simulator.step_ranges import RangeUse
 
 Array = npt.NDArray[np.float64]
 
@@ -157,6 +158,11 @@ class FleetRun:
             self._count += len(flights)
         self._parts = [ServedRequests.joined(self._parts)]
         return self._parts[0]
+
+    @property
+    def ranges(self) -> RangeUse:
+        """The step time outside the measured sizes of steps."""
+        return RangeUse.joined(each.counts.ranges for each in self._simulation.replicas)
 
     @property
     def utilisation(self) -> float:

@@ -6,13 +6,14 @@ requests that meet the SLO. Its lower 95 % bound decides.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from tuner.errors import NoFleetError
 from tuner.simulator.capacity_planning.attainment import Attainment, FleetVerdict, after_transient
 from tuner.simulator.capacity_planning.fleet import Fleet, FleetRun, ServedRequests
+from tuner.simulator.step_ranges import RangeUse
 
 LEAST_SECONDS, LEAST_REQUESTS = 400, 4000
 RUNS = 10
@@ -36,7 +37,8 @@ class LatencySlo:
 class FleetPoint:
     """A fleet of one size: attainment with bounds, verdict, and metrics of `requests` after the transient.
 
-    requests_per_replica: mean number of requests, running and waiting, of a replica.
+    requests_per_replica: mean number of requests, running and waiting, of a replica. ranges: step time outside the
+    measured sizes of steps.
     """
 
     replicas: int
@@ -49,6 +51,7 @@ class FleetPoint:
     utilisation: float
     output_tokens_per_s: float
     requests_per_replica: float
+    ranges: RangeUse = field(default_factory=RangeUse)
 
     @property
     def attainment(self) -> float:
@@ -117,7 +120,8 @@ def attained(fleet: Fleet, slo: LatencySlo, rate: float, replicas: int, policy: 
         if verdict is not None:
             break
     assert verdict is not None, "the last look decides"
-    return _point(replicas, found, verdict, served, start, sum(run.utilisation for run in runs) / RUNS)
+    point = _point(replicas, found, verdict, served, start, sum(run.utilisation for run in runs) / RUNS)
+    return replace(point, ranges=RangeUse.joined(run.ranges for run in runs))
 
 
 def _point(

@@ -4,25 +4,20 @@ Some bursts are prompts of one length, others are requests that decode at one co
 that the server formed, which can differ from the bursts. A server with LoRA adapters gets bursts that use them.
 """
 
-import json
 import random
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadgen.errors import TargetError
 from loadgen.progress import ProgressDisplay
-from loadgen.target.target import Target
-from loadgen.workloads.prompts.vocabulary import CANDIDATES
 from tuner.errors import TraceError
 from tuner.servers.launch_command import remove_container
 from tuner.servers.tuned_server import TunedServer
 from tuner.simulator.fitting.traced_steps import TracedSteps, read_facts, read_steps
 from tuner.trial.device_lock import device_lock
 from tuner.trial.evaluate import SERVER_LOG, STEPS_FILE
+from tuner.trial.request_bursts import DECODED, FIRST_TOKEN, RequestBurst, send_bursts
 
 PROMPTS, LENGTHS = (1, 2, 4, 8, 16), (64, 256, 1024)
 ROWS, CONTEXTS = (1, 2, 4, 8, 16, 32, 48, 64, 80, 128, 192), (128, 512, 1500)
@@ -33,24 +28,11 @@ REPEATS = 3
 SWEEP_S = 30.0
 # Time limit until the head of a trace is written.
 HEAD_S = 10.0
-# Output tokens of a request in a prefill burst, and in a decode batch.
-FIRST_TOKEN, DECODED = 1, 8
-ANSWER_TIMEOUT_S = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrationBurst:
-    """Equal requests that are sent together. adapters: number of LoRA adapters, used one after the other; 0 is none."""
-
-    count: int
-    input_tokens: int
-    output_tokens: int
-    adapters: int = 0
 
 
 def designed(
     budget: int, pool: int, longest_input: int, most_requests: int, *, adapters: int = 0, seed: int = 0
-) -> list[CalibrationBurst]:
+) -> list[RequestBurst]:
     """The bursts that fit in budget, pool and limits, `REPEATS` times, each time in random order.
 
     budget: prefill tokens of a batch. pool: K/V tokens. adapters: number of the server's. With random order, a sweep
@@ -61,14 +43,14 @@ def designed(
     """
     lengths = sorted({min(length, longest_input) for length in (*LENGTHS, longest_input)})
     bursts = [
-        CalibrationBurst(count, length, FIRST_TOKEN)
+        RequestBurst(count, length, FIRST_TOKEN)
         for count in PROMPTS
         for length in lengths
         if count * length <= budget and count <= most_requests
     ]
     contexts = sorted({min(context, longest_input) for context in CONTEXTS})
     bursts += [
-        CalibrationBurst(rows, context, DECODED)
+        RequestBurst(rows, context, DECODED)
         for rows in ROWS
         for context in contexts
         if rows * (context + DECODED) <= pool and rows <= most_requests
@@ -78,14 +60,14 @@ def designed(
     return [burst for _ in range(REPEATS) for burst in rng.sample(bursts, len(bursts))]
 
 
-def _adapted(budget: int, pool: int, longest_input: int, most_requests: int, adapters: int) -> list[CalibrationBurst]:
+def _adapted(budget: int, pool: int, longest_input: int, most_requests: int, adapters: int) -> list[RequestBurst]:
     """Bursts of 1, 2, 4, ... different adapters, each in batches of several sizes."""
     context = min(ADAPTED_CONTEXT, longest_input)
     counts = [count for count in ADAPTER_COUNTS if count <= adapters]
     decodes = [rows for rows in ADAPTED_ROWS if rows * (context + DECODED) <= pool and rows <= most_requests]
     prefills = [count for count in ADAPTED_PROMPTS if count * context <= budget and count <= most_requests]
     return [
-        CalibrationBurst(rows, context, output, count)
+        RequestBurst(rows, context, output, count)
         for output, sizes in ((DECODED, decodes), (FIRST_TOKEN, prefills))
         for rows in sizes
         for count in counts
@@ -130,7 +112,7 @@ def _sweep(server: TunedServer, settings: Mapping[str, Any], directory: Path, tr
                 int(info["max_concurrent_requests"]),
                 adapters=len(names),
             )
-            _send_bursts(target, bursts, names)
+            send_bursts(target, bursts, SWEEP_S, names)
     finally:
         remove_container(launch.container)
 
@@ -145,39 +127,3 @@ def _facts_of(trace: Path) -> Mapping[str, Any]:
             if time.monotonic() > deadline_s:
                 raise
             time.sleep(0.1)
-
-
-def _send_bursts(target: Target, bursts: Sequence[CalibrationBurst], adapters: Sequence[str]) -> None:
-    """Send the bursts, one after the other, for at most `SWEEP_S`."""
-    rng = random.Random(0)
-    deadline_s = time.monotonic() + SWEEP_S
-    with ThreadPoolExecutor(max(burst.count for burst in bursts)) as threads:
-        for burst in bursts:
-            if time.monotonic() > deadline_s:
-                return
-            bodies = [_body(burst, rng, adapters, number) for number in range(burst.count)]
-            list(threads.map(lambda body: _post(target, body), bodies))
-
-
-def _body(burst: CalibrationBurst, rng: random.Random, adapters: Sequence[str], number: int) -> bytes:
-    """A burst's request of that number, with random words, which the server truncates to the length."""
-    text = " ".join(rng.choices(CANDIDATES, k=burst.input_tokens))
-    parameters: dict[str, Any] = {
-        "truncate": burst.input_tokens,
-        "max_new_tokens": burst.output_tokens,
-        "ignore_eos_token": True,
-        "do_sample": False,
-    }
-    if burst.adapters:
-        parameters["adapter_id"] = adapters[number % burst.adapters]
-    return json.dumps({"inputs": text, "parameters": parameters}).encode()
-
-
-def _post(target: Target, body: bytes) -> None:
-    control = target.control()
-    try:
-        status, _ = control.post("/generate", body, timeout_s=ANSWER_TIMEOUT_S)
-    finally:
-        control.close()
-    if status != 200:
-        raise TargetError(f"a calibration request returned status {status}", status)

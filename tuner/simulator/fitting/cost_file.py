@@ -19,6 +19,9 @@ from tuner.simulator.fitting.traced_steps import TracedSteps, joined, without_fi
 from tuner.simulator.simulated_server import KvPool, SimulatedServer, has_float8_cache, scheme_of
 
 COST_FILE = "cost.json"
+UNKNOWN_RANGES = (
+    "the cost file has no `ranges`, the sizes of the measured steps: run the study or `tgi-tune simulate fit` again"
+)
 FEWEST_DECODES = 20
 # Largest median errors of usable predictions: of held-out steps by phase, and of held-out loads by metric.
 USABLE_ERRORS = {"prefill": 0.08, "decode": 0.08, "throughput": 0.15, "tpot": 0.15, "ttft": 0.3}
@@ -75,10 +78,12 @@ class Costs:
 
     @property
     def problem(self) -> str | None:
-        """A sentence on a held-out error that is too large; None if predictions are usable.
+        """A sentence on a held-out error that is too large, or on unknown ranges; None if predictions are usable.
 
         An error up to the differences between equal steps is caused by the machine and not by the law.
         """
+        if any(model.lacks_ranges for model in self.models.values()):
+            return UNKNOWN_RANGES
         for errors in self._errors:
             for name, median in errors.median.items():
                 most, spread = USABLE_ERRORS.get(name, math.inf), errors.spread.get(name, 0.0)

@@ -8,6 +8,7 @@ from typing import Any
 from tuner.errors import CostModelError
 from tuner.simulator.fitting.draft_acceptance import DraftAcceptance
 from tuner.simulator.fitting.linear_law import ADAPTERS, COLUMNS, DECODE, DRAFTS, ENDED, PREFILL, LinearLaw
+from tuner.simulator.step_ranges import StepRanges
 
 FORMAT = 1
 # The source of a model.
@@ -36,7 +37,10 @@ class StepErrors:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """A fitted step law. `coefficients`: ns by column. `unknown`: columns that the steps do not determine."""
+    """A fitted step law. `coefficients`: ns by column. `unknown`: columns that the steps do not determine.
+
+    ranges: the measured sizes of steps; None if they are unknown.
+    """
 
     coefficients: Mapping[str, float]
     graph_sizes: tuple[int, ...] = ()
@@ -47,6 +51,7 @@ class CostModel:
     source: str = BY_HAND
     facts: Mapping[str, Any] = field(default_factory=dict)
     acceptance: DraftAcceptance | None = None
+    ranges: StepRanges | None = None
 
     @property
     def in_order(self) -> tuple[float, ...]:
@@ -55,11 +60,16 @@ class CostModel:
 
     @property
     def law(self) -> "LinearLaw":
-        return LinearLaw(self.in_order, self.graph_sizes)
+        return LinearLaw(self.in_order, self.graph_sizes, self.ranges)
 
     @property
     def is_measured(self) -> bool:
         return self.source != BY_HAND
+
+    @property
+    def lacks_ranges(self) -> bool:
+        """Whether the model was fitted to steps whose sizes are unknown."""
+        return self.ranges is None and self.source in (FROM_STEPS, FROM_METRICS)
 
     @property
     def is_from_metrics(self) -> bool:
@@ -91,6 +101,7 @@ class CostModel:
             "errors": None if self.errors is None else self.errors.to_json(),
             "facts": dict(self.facts),
             "acceptance": None if self.acceptance is None else self.acceptance.to_json(),
+            "ranges": None if self.ranges is None else self.ranges.to_json(),
         }
 
     @classmethod
@@ -109,6 +120,7 @@ class CostModel:
                 str(row.get("source", BY_HAND)),
                 dict(row.get("facts", {})),
                 None if row.get("acceptance") is None else DraftAcceptance.from_json(row["acceptance"]),
+                None if row.get("ranges") is None else StepRanges.from_json(row["ranges"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CostModelError(f"not a cost model: {error!r}") from None

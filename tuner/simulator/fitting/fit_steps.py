@@ -12,6 +12,7 @@ from tuner.simulator.fitting.draft_acceptance import fit_acceptance
 from tuner.simulator.fitting.equal_steps import spread_of_equal_steps
 from tuner.simulator.fitting.linear_law import ADAPTERS, COLUMNS, DRAFTS
 from tuner.simulator.fitting.traced_steps import TracedSteps, joined
+from tuner.simulator.step_ranges import StepRanges
 
 Array = npt.NDArray[np.float64]
 # The most important columns come first, because the later one of two dependent columns is dropped.
@@ -57,6 +58,7 @@ def fit(
         FROM_METRICS if steps.is_from_metrics else FROM_STEPS,
         facts,
         fit_acceptance(launches),
+        StepRanges.of(steps.work, steps.calls_of_rows.sum(axis=1)),
     )
 
 

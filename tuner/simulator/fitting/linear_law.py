@@ -13,6 +13,7 @@ the answer to one step to the answer to the next.
 from dataclasses import dataclass
 
 from reference_server.router.scheduling.step_work import StepWork
+from tuner.simulator.step_ranges import StepRanges
 
 PREFILL = ("prefill", "prompts", "tokens", "squares", "cached")
 DECODE = ("decode", "rows", "padded_rows", "no_graph", "kv")
@@ -27,11 +28,12 @@ ENDED_PLACE = COLUMNS.index("ended")
 class LinearLaw:
     """A `StepLaw`. `coefficients`: ns in the order of `COLUMNS`; those after `kv` may be left out.
 
-    graph_sizes: captured batch sizes, ascending.
+    graph_sizes: captured batch sizes, ascending. ranges: the measured sizes of steps; None if they are unknown.
     """
 
     coefficients: tuple[float, ...]
     graph_sizes: tuple[int, ...] = ()
+    ranges: StepRanges | None = None
 
     @property
     def kv_ns(self) -> float:
