@@ -18,7 +18,7 @@ ANSWER_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class RequestBurst:
+class ProbeBurst:
     """Equal requests that are sent together. adapters: number of LoRA adapters, used one after the other; 0 is none."""
 
     count: int
@@ -27,7 +27,7 @@ class RequestBurst:
     adapters: int = 0
 
 
-def send_bursts(target: Target, bursts: Sequence[RequestBurst], seconds: float, adapters: Sequence[str] = ()) -> None:
+def send_bursts(target: Target, bursts: Sequence[ProbeBurst], seconds: float, adapters: Sequence[str] = ()) -> None:
     """Send the bursts, each after the answers to the one before. No burst begins after `seconds`.
 
     adapters: the ids of the server's LoRA adapters. Raises TargetError.
@@ -42,7 +42,7 @@ def send_bursts(target: Target, bursts: Sequence[RequestBurst], seconds: float, 
             list(threads.map(lambda body: _post(target, body), bodies))
 
 
-def _body(burst: RequestBurst, rng: random.Random, adapters: Sequence[str], number: int) -> bytes:
+def _body(burst: ProbeBurst, rng: random.Random, adapters: Sequence[str], number: int) -> bytes:
     """A burst's request of that number, with random words, which the server truncates to the length."""
     text = " ".join(rng.choices(CANDIDATES, k=burst.input_tokens))
     parameters: dict[str, Any] = {

@@ -12,7 +12,7 @@ from loadgen.config.bench_config import BenchConfig
 from loadgen.errors import LoadgenError
 from loadgen.progress import ProgressDisplay
 from loadgen.target.target import Target
-from tuner.trial.request_bursts import DECODED, FIRST_TOKEN, RequestBurst, send_bursts
+from tuner.trial.request_bursts import DECODED, FIRST_TOKEN, ProbeBurst, send_bursts
 
 CONTEXTS = (32, 256, 1024)
 # Largest number of prompt tokens in a burst of several requests.
@@ -40,7 +40,7 @@ def probe_steps(target: Target, load: BenchConfig, settings: Mapping[str, Any], 
         progress.show(f"  the step probe failed: {error}")
 
 
-def probe_bursts(most_rows: int, longest_input: int, seed: int = 0) -> list[RequestBurst]:
+def probe_bursts(most_rows: int, longest_input: int, seed: int = 0) -> list[ProbeBurst]:
     """Decode batches of 1, 2, 4, ... rows at short and long contexts, and single prompts, each `REPEATS` times.
 
     The extremes come first, because a slow server has no time for all.
@@ -56,9 +56,9 @@ def probe_bursts(most_rows: int, longest_input: int, seed: int = 0) -> list[Requ
     }
     few, many = sizes[0], sizes[-1]
     corners = [(few, decodes[few][0]), (many, decodes[many][-1]), (few, decodes[few][-1]), (many, decodes[many][0])]
-    first = [RequestBurst(rows, context, DECODED) for rows, context in dict.fromkeys(corners)]
-    rest = [RequestBurst(rows, context, DECODED) for rows in sizes for context in decodes[rows]]
-    rest += [RequestBurst(1, context, FIRST_TOKEN) for context in contexts]
+    first = [ProbeBurst(rows, context, DECODED) for rows, context in dict.fromkeys(corners)]
+    rest = [ProbeBurst(rows, context, DECODED) for rows in sizes for context in decodes[rows]]
+    rest += [ProbeBurst(1, context, FIRST_TOKEN) for context in contexts]
     rest = [burst for burst in rest if burst not in first]
     rng = random.Random(seed)
     found = []

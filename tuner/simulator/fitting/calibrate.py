@@ -17,7 +17,7 @@ from tuner.servers.tuned_server import TunedServer
 from tuner.simulator.fitting.traced_steps import TracedSteps, read_facts, read_steps
 from tuner.trial.device_lock import device_lock
 from tuner.trial.evaluate import SERVER_LOG, STEPS_FILE
-from tuner.trial.request_bursts import DECODED, FIRST_TOKEN, RequestBurst, send_bursts
+from tuner.trial.request_bursts import DECODED, FIRST_TOKEN, ProbeBurst, send_bursts
 
 PROMPTS, LENGTHS = (1, 2, 4, 8, 16), (64, 256, 1024)
 ROWS, CONTEXTS = (1, 2, 4, 8, 16, 32, 48, 64, 80, 128, 192), (128, 512, 1500)
@@ -32,7 +32,7 @@ HEAD_S = 10.0
 
 def designed(
     budget: int, pool: int, longest_input: int, most_requests: int, *, adapters: int = 0, seed: int = 0
-) -> list[RequestBurst]:
+) -> list[ProbeBurst]:
     """The bursts that fit in budget, pool and limits, `REPEATS` times, each time in random order.
 
     budget: prefill tokens of a batch. pool: K/V tokens. adapters: number of the server's. With random order, a sweep
@@ -43,14 +43,14 @@ def designed(
     """
     lengths = sorted({min(length, longest_input) for length in (*LENGTHS, longest_input)})
     bursts = [
-        RequestBurst(count, length, FIRST_TOKEN)
+        ProbeBurst(count, length, FIRST_TOKEN)
         for count in PROMPTS
         for length in lengths
         if count * length <= budget and count <= most_requests
     ]
     contexts = sorted({min(context, longest_input) for context in CONTEXTS})
     bursts += [
-        RequestBurst(rows, context, DECODED)
+        ProbeBurst(rows, context, DECODED)
         for rows in ROWS
         for context in contexts
         if rows * (context + DECODED) <= pool and rows <= most_requests
@@ -60,14 +60,14 @@ def designed(
     return [burst for _ in range(REPEATS) for burst in rng.sample(bursts, len(bursts))]
 
 
-def _adapted(budget: int, pool: int, longest_input: int, most_requests: int, adapters: int) -> list[RequestBurst]:
+def _adapted(budget: int, pool: int, longest_input: int, most_requests: int, adapters: int) -> list[ProbeBurst]:
     """Bursts of 1, 2, 4, ... different adapters, each in batches of several sizes."""
     context = min(ADAPTED_CONTEXT, longest_input)
     counts = [count for count in ADAPTER_COUNTS if count <= adapters]
     decodes = [rows for rows in ADAPTED_ROWS if rows * (context + DECODED) <= pool and rows <= most_requests]
     prefills = [count for count in ADAPTED_PROMPTS if count * context <= budget and count <= most_requests]
     return [
-        RequestBurst(rows, context, output, count)
+        ProbeBurst(rows, context, output, count)
         for output, sizes in ((DECODED, decodes), (FIRST_TOKEN, prefills))
         for rows in sizes
         for count in counts
