@@ -1,4 +1,4 @@
-"""Only the package `tgi`, the simulator and `fit` name settings of TGI; no other module of the tuner does."""
+"""Only the package `tgi`, the simulator, the step probe and `fit` name settings of TGI."""
 
 import re
 from pathlib import Path
@@ -8,8 +8,9 @@ from tuner.config import ServerSection
 from tuner.servers.select import server_of
 
 ROOT = Path(tuner.__file__).parent
-# `fit` predicts the memory that the launcher would find on a GPU, so it has the launcher's flags.
-TGI_ROOMS = ("servers/tgi/", "simulator/", "commands/simulation/", "commands/fit.py")
+# `fit` predicts the memory that the launcher would find on a GPU, so it has the launcher's flags. The step probe reads
+# the limits of the bundled server, the only one with step traces, from its `/info`.
+TGI_ROOMS = ("servers/tgi/", "simulator/", "commands/simulation/", "commands/fit.py", "trial/step_probe.py")
 
 
 def test_no_other_module_of_the_tuner_names_a_setting_of_tgi():

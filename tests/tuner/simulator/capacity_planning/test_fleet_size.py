@@ -15,6 +15,7 @@ from tuner.simulator.capacity_planning.fleet import HASHED_TOKENS, POLICIES, Fle
 from tuner.simulator.capacity_planning.fleet_size import LatencySlo, attained, size_fleet
 from tuner.simulator.replica_state import Flight
 from tuner.simulator.simulation import NS_PER_S, PlannedRequest, SimulatedLoad, SimulatedReplica, Simulation
+from tuner.simulator.step_ranges import RangeUse
 
 SLO = LatencySlo({"ttft": 1000.0, "tpot": 60.0}, 0.95)
 
@@ -62,6 +63,7 @@ def test_trust_W8_requests_of_the_empty_start_do_not_count(monkeypatch: pytest.M
 
     class FromEmptyStart:
         utilisation = 0.5
+        ranges = RangeUse()
 
         def __init__(self, *_: object) -> None: ...
 
