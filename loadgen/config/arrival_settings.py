@@ -2,13 +2,13 @@
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
 
 from loadgen.config.durations import parse_stages
 from loadgen.config.parsing import Brief, Metavar
 from loadgen.config.profiles import DESCRIPTION as PROFILE_DESCRIPTION
 from loadgen.config.profiles import ProfileName, with_profile
-from loadgen.config.setting_types import Seconds, as_text
+from loadgen.config.setting_types import Seconds, accepted_by, as_text
 from loadgen.workloads.departure import EXAMPLE as DEPARTURE_EXAMPLE
 from loadgen.workloads.departure import parse_departure
 from loadgen.workloads.think_time import EXAMPLES as THINK_TIME_EXAMPLES
@@ -31,23 +31,8 @@ PROFILE_BRIEF = Brief(
 )
 
 
-def _check_stages(value: str) -> str:
-    parse_stages(value)
-    return value
-
-
-def _check_think_time(value: str) -> str:
-    parse_think_time(value)
-    return value
-
-
-def _check_departure(value: str) -> str:
-    parse_departure(value)
-    return value
-
-
-DepartureText = Annotated[str, AfterValidator(_check_departure), Metavar("SHARE@TOKENS")]
-ThinkTimeText = Annotated[str, BeforeValidator(as_text), AfterValidator(_check_think_time), Metavar("TIME|DIST")]
+DepartureText = Annotated[str, accepted_by(parse_departure), Metavar("SHARE@TOKENS")]
+ThinkTimeText = Annotated[str, BeforeValidator(as_text), accepted_by(parse_think_time), Metavar("TIME|DIST")]
 
 
 class ArrivalSettings(BaseModel):
@@ -70,7 +55,7 @@ class ArrivalSettings(BaseModel):
         le=1_000_000,
         description="Requests per second of an open loop; in mode sessions, sessions per second.",
     )
-    stages: Annotated[str, AfterValidator(_check_stages), Metavar("STAGES")] | None = Field(
+    stages: Annotated[str, accepted_by(parse_stages), Metavar("STAGES")] | None = Field(
         None,
         description="Load over time, as DURATION:TARGET,…: 30s:8,1m:8,10s:0. The load starts at 0 and changes "
         "linearly to each target, in the unit of --stages-of.",

@@ -1,8 +1,9 @@
 """Types that settings of several subjects have."""
 
+from collections.abc import Callable
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from loadgen.config.durations import parse_duration
 from loadgen.config.parsing import FILE, TIME
@@ -20,3 +21,13 @@ def as_text(value: object) -> object:
 def as_tuple(value: object) -> object:
     """One text as a tuple of one."""
     return (value,) if isinstance(value, str) else value
+
+
+def accepted_by(parse: Callable[[str], object]) -> AfterValidator:
+    """A check of a text that stays a text: `parse` raises ValueError if it does not accept it."""
+
+    def check(value: str) -> str:
+        parse(value)
+        return value
+
+    return AfterValidator(check)

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from loadgen.config.parsing import Metavar
-from loadgen.config.setting_types import FileText, as_text, as_tuple
+from loadgen.config.setting_types import FileText, accepted_by, as_text, as_tuple
 from loadgen.workloads.adapter_mix import EXAMPLE as ADAPTER_EXAMPLE
 from loadgen.workloads.adapter_mix import parse_names, parse_share
 from loadgen.workloads.lengths import EXAMPLES, Lengths
@@ -30,22 +30,7 @@ def _check_lengths(value: str) -> str:
     return str(Lengths.parse(value))
 
 
-def _check_adapter(value: str) -> str:
-    parse_share(value)
-    return value
-
-
-def _check_names(value: str) -> str:
-    parse_names(value)
-    return value
-
-
-def _check_image_size(value: str) -> str:
-    parse_size(value)
-    return value
-
-
-AdapterText = Annotated[str, AfterValidator(_check_adapter), Metavar("NAME:SHARE")]
+AdapterText = Annotated[str, accepted_by(parse_share), Metavar("NAME:SHARE")]
 LengthText = Annotated[str, BeforeValidator(as_text), AfterValidator(_check_lengths), Metavar("LENGTH")]
 
 
@@ -122,7 +107,7 @@ class WorkloadSettings(BaseModel):
         "repeatable. The other requests use the base model. Native requests have it as `adapter_id`, others as "
         "`model`.",
     )
-    adapters: Annotated[str, AfterValidator(_check_names), Metavar("NAMES")] | None = Field(
+    adapters: Annotated[str, accepted_by(parse_names), Metavar("NAMES")] | None = Field(
         None,
         description="LoRA adapters, as a,b,c. Each request uses one of them: all equally often, or by --adapter-zipf.",
     )
@@ -136,7 +121,7 @@ class WorkloadSettings(BaseModel):
     images: int | None = Field(
         None, ge=1, le=64, description="Images of every request: synthetic PNG files, as data URLs before the text."
     )
-    image_size: Annotated[str, AfterValidator(_check_image_size), Metavar("WxH")] | None = Field(
+    image_size: Annotated[str, accepted_by(parse_size), Metavar("WxH")] | None = Field(
         None, description=f"Width and height of each image in pixels. Default {DEFAULT_IMAGE_SIZE}."
     )
     images_shared: float | None = Field(
