@@ -26,10 +26,15 @@ class StudySection(BaseModel):
     model_config = _STRICT
 
     name: Annotated[str, Field(pattern=rf"^{STUDY_NAME.pattern}$")] | None = Field(
-        None, description="Name of the folder under studies/. Default: the model and a digest of space and load."
+        None,
+        description="Name of the study and of its folder under studies/. Default: name of the model, and a digest of "
+        "the space and the load, so that the same file continues the same study.",
     )
     storage: str = Field(
-        "journal", description="journal, journal:PATH, sqlite:PATH, postgresql://..., mysql://..., or grpc://HOST:PORT."
+        "journal",
+        description="Where the trials are stored. journal: a file in the study's folder; journal:PATH: another file. "
+        "sqlite:PATH, postgresql://..., mysql://...: a database, which workers on several machines can share. "
+        "grpc://HOST:PORT: the address of `tgi-tune storage`.",
     )
     trials: int | None = Field(
         None,
@@ -38,42 +43,74 @@ class StudySection(BaseModel):
         description=f"Number of launches of the search, including the defaults. Default {TRIALS}, {WIDE_TRIALS} with "
         f"more than {WIDE} parameters, {SIMULATOR_TRIALS} while the simulator proposes.",
     )
-    max_hours: float | None = Field(None, gt=0, description="End the search after this time, in hours.")
-    seed: int = Field(0, ge=0, description="Seed of the sampler.")
+    max_hours: float | None = Field(
+        None,
+        gt=0,
+        description="Longest duration of the search, in hours, without initial design and confirmation. Default: no "
+        "limit.",
+    )
+    seed: int = Field(
+        0, ge=0, description="Seed of the sampler. Another seed gives other configurations in the search."
+    )
     sampler: SamplerName = Field(
         "auto",
-        description="auto: initial design, halving of its values, then TPE; for a profile's server a surrogate model.",
+        description="Method that selects the configurations. auto: an initial design, of whose values the better "
+        "half is kept, then TPE; a surrogate model for a server of a profile. tpe, gp, random, qmc, nsga2: Optuna's "
+        "samplers. grid: every combination. coordinate: one parameter at a time, from the best configuration so far.",
     )
     simulator: SimulatorUse = Field(
         "auto",
         validation_alias=AliasChoices("simulator", "guide"),
-        description="Launches proposed by the simulator. gp: corrected by a Gaussian process of its errors. rank: "
-        "without correction. auto: gp where step times are known. off: none.",
+        description="Whether the simulator predicts many configurations and proposes the best of them as launches. "
+        "rank: by its predictions. gp: by predictions that a Gaussian process corrects for the errors so far. auto: "
+        "gp if step times are known, otherwise off. off: the sampler selects all launches.",
     )
     cost: str | None = Field(
         None,
         min_length=1,
-        description="Cost file of `tgi-tune simulate calibrate --url`. With it the simulator proposes launches of a "
-        "profile's server.",
+        description="File of step costs, written by `tgi-tune simulate calibrate --url`. It allows the simulator to "
+        "propose launches of a server of a profile.",
     )
-    noise_runs: int = Field(4, ge=0, le=50, description="Runs of the defaults before the search; 0 for none.")
-    patience: int | None = Field(None, ge=1, description="Stop after this many launches without an improvement.")
-    keep_all: bool = Field(False, description="Search every value of the initial design, not only the better half.")
+    noise_runs: int = Field(
+        4,
+        ge=0,
+        le=50,
+        description="Number of launches of the defaults before the search. They measure the deviation between equal "
+        "launches. 0: none; the deviation is then unknown.",
+    )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="End the search after this number of launches in a row without an improvement larger than noise. "
+        "Default: no such limit.",
+    )
+    keep_all: bool = Field(
+        False,
+        description="true: search all values of the initial design. false: search the better half of them after the "
+        "initial design.",
+    )
     skip_dominated: bool = Field(
         True,
         validation_alias=AliasChoices("skip_dominated", "skip_doomed"),
-        description="Skip configurations dominated by one that ran out of memory.",
+        description="Do not launch a configuration that needs at least as much memory as one that ran out of memory.",
     )
     drift_check_every: int = Field(
         10,
         ge=0,
         validation_alias=AliasChoices("drift_check_every", "anchor_every"),
-        description="Measure the incumbent again after this many trials; 0 for never.",
+        description="Number of launches between drift checks. The first check launches the best configuration again, "
+        "and later checks the same one, to find whether the machine became faster or slower. 0: no checks.",
     )
     reuse: bool = Field(
-        False, description="Reuse results of equal settings from other studies of this load, build and device."
+        False,
+        description="Use results of other studies for equal settings instead of a launch. These studies need the same "
+        "load, build and device.",
     )
-    mixed: bool = Field(False, description="Accept workers with another device class, build or load.")
+    mixed: bool = Field(
+        False,
+        description="Accept workers with another device class, build or load. Their results are then compared although "
+        "they may differ for these reasons.",
+    )
 
     def num_trials(self, num_parameters: int) -> int:
         """Number of launches: `trials`, or a default for the size of the space."""
@@ -89,26 +126,39 @@ class ServerSection(BaseModel):
 
     kind: Kind = Field(
         "own",
-        description="own: the bundled server. tgi-docker, tgi-launcher: TGI. command: the server of `command`. "
-        "profile: the server of `profile`.",
+        description="Server to launch. own: the bundled server. tgi-docker: TGI in a container of `image`. "
+        "tgi-launcher: TGI's launcher on this machine. command: the command line in `command`. profile: the server "
+        "of `profile`.",
     )
     profile: str | None = Field(
-        None, description="vllm, sglang, llamacpp, or the TOML file of another server's profile; sets `kind`."
+        None, description="Profile of the server: vllm, sglang, llamacpp, or a TOML file. Sets `kind` to profile."
     )
-    model_id: str = Field("preset:tiny-llama", min_length=1, description="Hub id, local directory, or preset:NAME.")
+    model_id: str = Field(
+        "preset:tiny-llama", min_length=1, description="Model to serve: hub id, local directory, or preset:NAME."
+    )
     command: str | None = Field(
         None,
-        description="kind command: command line of the server; {setting} is replaced. kind tgi-launcher: path of the "
-        "launcher. kind profile: replaces the profile's command.",
+        description="kind command: command line of the server, in which {setting} is replaced by its value. kind "
+        "tgi-launcher: path of the launcher. kind profile: command line to use instead of the profile's.",
     )
     image: str = Field(
         "ghcr.io/huggingface/text-generation-inference:latest", description="kind tgi-docker: container image."
     )
-    volume: str | None = Field(None, description="kind tgi-docker: HOST_DIR:/data.")
-    shm_size: str = Field("1g", description="kind tgi-docker: shared memory of the container.")
-    gpus: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="GPU indices of the server; empty: CPU.")
-    ready_timeout_s: float = Field(300.0, gt=0, description="Longest time until the server is ready, in seconds.")
-    fixed: dict[str, Any] = Field(default_factory=dict, description="Settings of every trial, including the baseline.")
+    volume: str | None = Field(
+        None, description="kind tgi-docker: directory of the host that the container sees as /data, as HOST_DIR:/data."
+    )
+    shm_size: str = Field("1g", description="kind tgi-docker: size of the container's shared memory, such as 1g.")
+    gpus: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        (), description="Indices of the GPUs that the server uses. Empty: the server runs on the CPU."
+    )
+    ready_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        description="Longest time from the launch until the server is ready, in seconds. A slower launch fails.",
+    )
+    fixed: dict[str, Any] = Field(
+        default_factory=dict, description="Settings of all launches, also of the defaults. They are not searched."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -137,7 +187,9 @@ class LimitSection(BaseModel):
 
     metric: str = Field(description="Metric that the limit bounds, such as ttft_p95_ms.")
     max: float | None = Field(None, gt=0, description="Largest value that meets the limit.")
-    min: float | None = Field(None, gt=0, description="Smallest value that meets the limit. Exactly one of the two.")
+    min: float | None = Field(
+        None, gt=0, description="Smallest value that meets the limit. A limit has either `max` or `min`."
+    )
 
     @model_validator(mode="after")
     def _one_bound(self) -> "LimitSection":
@@ -153,13 +205,17 @@ class ObjectiveSection(BaseModel):
 
     maximize: str | tuple[str, str] | None = Field(
         None,
-        description="Metric to improve, or two metrics for a Pareto search. Default output_tokens_per_s, with limits "
-        "goodput_rps.",
+        description="Metric to improve (a latency is minimized), or two metrics for a Pareto search. Default: "
+        "goodput_rps if there are limits, otherwise output_tokens_per_s.",
     )
     choose: Literal["knee", "first", "second"] = Field(
-        "knee", description="On a Pareto front: the knee, or the best in one objective."
+        "knee",
+        description="Winner of a Pareto search. knee: the largest geometric mean of both metrics. first, second: the "
+        "best value of that metric alone.",
     )
-    limit: tuple[LimitSection, ...] = Field((), description="Bounds: [[objective.limit]], repeated.")
+    limit: tuple[LimitSection, ...] = Field(
+        (), description="Bounds that a configuration must meet: one [[objective.limit]] for each."
+    )
 
 
 class ParamSection(BaseModel):
@@ -167,16 +223,25 @@ class ParamSection(BaseModel):
 
     model_config = _STRICT
 
-    type: Literal["int", "float", "bool", "choice"] = Field(description="Type of the values.")
+    type: Literal["int", "float", "bool", "choice"] = Field(
+        description="Type of the values. int, float: a range from `low` to `high`. choice: one of `values`."
+    )
     low: float | None = Field(None, description="Smallest value of an int or float.")
     high: float | None = Field(None, description="Largest value of an int or float.")
-    log: bool = Field(False, description="Whether values are drawn on a logarithmic scale; needs low above 0.")
-    step: float | None = Field(None, gt=0, description="Distance between the values of a float.")
-    multiple_of: int | None = Field(None, gt=0, description="Every value of an int is a multiple of this.")
-    values: tuple[Any, ...] = Field(
-        (), description="Values of a choice; { value = ..., model_id = ... } also names a prepared checkpoint."
+    log: bool = Field(
+        False,
+        description="true: search the range on a logarithmic scale. `low` must be above 0.",
     )
-    when: str | None = Field(None, description="The parameter is searched only where this expression holds.")
+    step: float | None = Field(None, gt=0, description="Distance between the values of a float. Default: any value.")
+    multiple_of: int | None = Field(None, gt=0, description="Only multiples of this number are values of an int.")
+    values: tuple[Any, ...] = Field(
+        (),
+        description="Values of a choice. { value = ..., model_id = ... } is a value with another checkpoint, such as "
+        "an already quantized one.",
+    )
+    when: str | None = Field(
+        None, description="Expression over other settings. Where it is false, the parameter is left out."
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> "ParamSection":
@@ -202,7 +267,9 @@ class ForbidSection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
-    if_: str = Field(alias="if", description="Settings for which this expression holds are not launched.")
+    if_: str = Field(
+        alias="if", description="Expression over settings. Configurations for which it is true are not launched."
+    )
 
     @model_validator(mode="after")
     def _parses(self) -> "ForbidSection":
@@ -215,8 +282,16 @@ class ConfirmSection(BaseModel):
 
     model_config = _STRICT
 
-    finalists: int = Field(3, ge=1, le=10, description="Best configurations to relaunch, as well as the defaults.")
-    rounds: int = Field(5, ge=0, le=50, description="Launches of each; 0 leaves the winner unconfirmed.")
+    finalists: int = Field(
+        3, ge=1, le=10, description="Number of best configurations that are launched again, with the defaults."
+    )
+    rounds: int = Field(
+        5,
+        ge=0,
+        le=50,
+        description="Number of launches of each finalist and of the defaults. More launches show a smaller gain. 0: no "
+        "confirmation.",
+    )
 
 
 class QualitySection(BaseModel):
@@ -224,9 +299,17 @@ class QualitySection(BaseModel):
 
     model_config = _STRICT
 
-    min_agreement: float = Field(0.90, ge=0, le=1, description="Smallest fraction of equal tokens among the first 64.")
+    min_agreement: float = Field(
+        0.90,
+        ge=0,
+        le=1,
+        description="Smallest fraction of tokens that equal those of the defaults, over the first 64 tokens of each "
+        "answer. Finalists below it are rejected.",
+    )
     command: str | None = Field(
-        None, description="Command that decides instead: it receives the server's URL, and exit code 0 accepts."
+        None,
+        description="Command that decides instead of `min_agreement`. Its last argument is the server's URL; exit "
+        "code 0 accepts the finalist.",
     )
 
 
@@ -245,8 +328,12 @@ class TuneConfig(BaseModel):
         default_factory=dict, description="Searched settings, by name. Default: those that the server marks as tunable."
     )
     forbid: tuple[ForbidSection, ...] = Field((), description="Combinations known to be impossible.")
-    confirm: ConfirmSection = Field(ConfirmSection(), description="Launches that decide between the finalists.")
-    quality: QualitySection = Field(QualitySection(), description="How much the answers may change.")
+    confirm: ConfirmSection = Field(
+        ConfirmSection(), description="Repeated launches that decide between the best configurations and the defaults."
+    )
+    quality: QualitySection = Field(
+        QualitySection(), description="Largest accepted difference between the answers of a winner and of the defaults."
+    )
 
     @model_validator(mode="after")
     def _simulator_has_costs(self) -> "TuneConfig":

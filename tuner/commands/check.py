@@ -10,8 +10,10 @@ from tuner.study.prepare_study import prepare
 
 def add_check_flags(parser: argparse.ArgumentParser) -> None:
     add_study_flags(parser)
-    parser.add_argument("-q", "--quiet", action="store_true", help="The first line only: launches and hours.")
-    parser.add_argument("-v", "--verbose", action="store_true", help="The settings of the load too.")
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="Print only the first line: number of launches, and hours."
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="Print the settings of the load too.")
 
 
 def check(args: argparse.Namespace, _words: Sequence[str]) -> int:
@@ -30,4 +32,6 @@ def check(args: argparse.Namespace, _words: Sequence[str]) -> int:
 
 
 EXAMPLES = ("space.toml", "--model-id preset:llama-125m", "--quick --trials 6")
-COMMAND = Command("Check a space: size, plan, hours, parameters without effect.", add_check_flags, check, EXAMPLES)
+COMMAND = Command(
+    "Check a space file: its size, plan and duration, and parameters without effect.", add_check_flags, check, EXAMPLES
+)

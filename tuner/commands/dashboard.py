@@ -19,8 +19,12 @@ PROGRAM = "optuna-dashboard"
 
 def add_dashboard_flags(parser: argparse.ArgumentParser) -> None:
     add_stored_flags(parser)
-    parser.add_argument("--port", type=int, default=8080, metavar="N", help="Port on this machine. Default 8080.")
-    parser.add_argument("--write-only", action="store_true", help="Write the copy for the dashboard, and open nothing.")
+    parser.add_argument(
+        "--port", type=int, default=8080, metavar="N", help="Port of the dashboard on 127.0.0.1. Default 8080."
+    )
+    parser.add_argument(
+        "--write-only", action="store_true", help="Write the files for the dashboard without starting it."
+    )
 
 
 def dashboard(args: argparse.Namespace, _words: Sequence[str]) -> int:

@@ -44,25 +44,26 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
         dest="form",
         metavar=FORM,
         default="toml",
-        help="Settings: toml (default), env, cli, docker, compose, k8s, helm. nginx: a balancer. Jobs: load-jobs sends "
-        "the study's load from several pods; study-jobs runs several workers of the study.",
+        help="Format. Settings of the winner: toml (default), env, cli, docker, compose, k8s, helm. Configuration of a "
+        "load balancer: nginx. Kubernetes Jobs: load-jobs sends the study's load from several pods; study-jobs runs "
+        "several workers of the study.",
     )
-    parser.add_argument("--trial", type=int, metavar="N", help="Export this trial. Default: the winner.")
+    parser.add_argument("--trial", type=int, metavar="N", help="Number of the trial to export. Default: the winner.")
     parser.add_argument(
         "--image",
         metavar="IMAGE",
-        help="Image for docker, compose, k8s and helm, default the server's. Required for Jobs.",
+        help="Container image, for docker, compose, k8s and helm; default the server's. Required for Jobs.",
     )
     parser.add_argument(
         "--infeasible",
         action="store_true",
-        help="If no configuration meets the limits, export the one with the smallest violation.",
+        help="If no configuration meets all limits, export the one that misses them by the least.",
     )
     parser.add_argument(
         "--plan",
         type=Path,
         metavar="FILE",
-        help="k8s, helm: output of `tgi-tune plan --json`. Adds an autoscaler with its numbers of replicas.",
+        help="k8s, helm: output of `tgi-tune plan --json`. Adds an autoscaler with the plan's numbers of replicas.",
     )
     parser.add_argument(
         "--autoscaler",
@@ -70,22 +71,33 @@ def add_export_flags(parser: argparse.ArgumentParser) -> None:
         help="With --plan: keda (a ScaledObject, default) or hpa (a HorizontalPodAutoscaler).",
     )
     parser.add_argument(
-        "--prometheus", metavar="URL", help=f"With --plan and keda: address of Prometheus. Default: {PROMETHEUS}."
+        "--prometheus", metavar="URL", help=f"With --plan and keda: URL of Prometheus. Default: {PROMETHEUS}."
     )
     parser.add_argument(
         "--replica",
         action="append",
         metavar="HOST:PORT",
-        help="nginx: a server to balance. Repeatable. The configuration needs no study.",
+        help="nginx: address of a server behind the balancer. Repeatable. Needs no study.",
     )
-    parser.add_argument("--policy", metavar=POLICY, help="nginx: policy of the plan. Default: least_loaded.")
-    parser.add_argument("--workers", type=int, metavar="N", help="Jobs: number of pods that send load or search.")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="helm: folder of the chart. Jobs: folder for the kustomization."
+        "--policy",
+        metavar=POLICY,
+        help=f"nginx: rule that selects a server for a request: {', '.join(LINES)}. Default least_loaded.",
     )
-    parser.add_argument("--url", metavar="URL", help="load-jobs: address of the server inside the cluster.")
     parser.add_argument(
-        "--storage", metavar="URL", help="study-jobs: grpc://HOST:PORT of `tgi-tune storage`. Default: the study's."
+        "--workers", type=int, metavar="N", help="Jobs: number of pods, each with one load generator or one worker."
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="helm: folder to write the chart to. Jobs: folder to write the kustomization to.",
+    )
+    parser.add_argument("--url", metavar="URL", help="load-jobs: URL of the server inside the cluster.")
+    parser.add_argument(
+        "--storage",
+        metavar="URL",
+        help="study-jobs: grpc://HOST:PORT of `tgi-tune storage`. Default: the study's storage.",
     )
 
 
@@ -230,4 +242,6 @@ JOBS: Mapping[str, Callable[[argparse.Namespace, PreparedStudy], Mapping[str, st
 }
 
 EXAMPLES = ("--as docker", "--study nightly --as helm --plan plan.json --out chart", "--as env --trial 7")
-COMMAND = Command("Print settings for another launcher, or write Jobs.", add_export_flags, export, EXAMPLES)
+COMMAND = Command(
+    "Print the settings for another launcher, or write files for Kubernetes.", add_export_flags, export, EXAMPLES
+)

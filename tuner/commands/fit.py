@@ -19,45 +19,53 @@ def add_fit_flags(parser: argparse.ArgumentParser) -> None:
     from tuner.servers.tgi.gpu_memory import GPUS
 
     parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="Directory with a config.json, preset:NAME, or hub repository."
+        "model", nargs="?", metavar="MODEL", help="Model: directory with a config.json, preset:NAME, or hub repository."
     )
     parser.add_argument(
         "--numbers",
         default="",
         metavar="KEY=VALUE,…",
-        help="Fields of config.json. With MODEL they override its fields; without MODEL they are all fields.",
+        help="Fields of config.json, which override those of MODEL. Without MODEL, these are all fields.",
     )
     parser.add_argument("--revision", metavar="REV", help="Branch, tag or commit of a hub repository.")
     parser.add_argument(
         "--gpu",
         required=True,
         metavar="NAME",
-        help=f"GPU: {', '.join(GPUS)}; or a memory size such as 24GiB.",
+        help=f"Type of GPU: {', '.join(GPUS)}; or its memory, such as 24GiB.",
     )
     parser.add_argument(
         "--count", type=int, default=1, metavar="N", help="Number of GPUs that share the model. Default 1."
     )
     parser.add_argument(
-        "--cuda-memory-fraction", type=float, default=1.0, metavar="X", help="Setting of the launcher. Default 1."
+        "--cuda-memory-fraction",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="Setting of the launcher: fraction of a GPU's memory that the server may use. Default 1.",
     )
     parser.add_argument(
         "--max-batch-prefill-tokens",
         type=int,
         metavar="N",
-        help="Setting of the launcher. Default: the launcher's default for this GPU.",
+        help="Setting of the launcher: prompt tokens of one prefill. Default: the launcher's default for this GPU.",
     )
     parser.add_argument(
         "--reserve-gib",
         type=float,
         default=1.0,
         metavar="X",
-        help="Memory of each GPU for the driver, the CUDA context and kernels, in GiB. Default 1.",
+        help="Memory of each GPU that the driver, the CUDA context and kernels take, in GiB. Default 1.",
     )
     parser.add_argument(
-        "--input-tokens", type=int, default=1000, metavar="N", help="Prompt tokens of a request. Default 1000."
+        "--input-tokens",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="Number of prompt tokens of a request. Default 1000.",
     )
     parser.add_argument(
-        "--output-tokens", type=int, default=200, metavar="N", help="Output tokens of a request. Default 200."
+        "--output-tokens", type=int, default=200, metavar="N", help="Number of output tokens of a request. Default 200."
     )
     parser.add_argument("--json", action="store_true", help="Print the result as JSON.")
 
@@ -196,4 +204,6 @@ EXAMPLES = (
     "--numbers model_type=llama,num_hidden_layers=80,hidden_size=8192,intermediate_size=28672,num_attention_heads=64,"
     "num_key_value_heads=8,vocab_size=128256 --gpu 24GiB --count 4",
 )
-COMMAND = Command("Show the quantizations of a model that fit on GPUs.", add_fit_flags, fit, EXAMPLES)
+COMMAND = Command(
+    "Show which quantizations of a model fit in the memory of GPUs, without a launch.", add_fit_flags, fit, EXAMPLES
+)

@@ -38,4 +38,6 @@ def measure_noise(args: argparse.Namespace, _words: Sequence[str]) -> int:
 
 
 EXAMPLES = ("--noise-runs 6", "space.toml", "--model-id preset:llama-125m --concurrency 8")
-COMMAND = Command("Measure the deviation between equal launches.", add_noise_flags, measure_noise, EXAMPLES)
+COMMAND = Command(
+    "Measure the deviation of each metric between equal launches.", add_noise_flags, measure_noise, EXAMPLES
+)

@@ -48,10 +48,14 @@ class RateProfileSection(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rates: tuple[float, ...] = Field(
-        min_length=24, max_length=24, description="Requests per second in each hour of a day."
+        min_length=24, max_length=24, description="Requests per second in each of the 24 hours of a day."
     )
-    start_delay_s: float = Field(0.0, ge=0, description="Time from the start of a replica until it is ready.")
-    min_dwell_s: float = Field(0.0, ge=0, description="Shortest time that a replica runs.")
+    start_delay_s: float = Field(
+        0.0, ge=0, description="Time from the start of a replica until it is ready, in seconds."
+    )
+    min_dwell_s: float = Field(
+        0.0, ge=0, description="Shortest time that a replica runs before it is stopped, in seconds."
+    )
 
 
 class PlanSection(BaseModel):
@@ -59,15 +63,15 @@ class PlanSection(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    rates: tuple[float, ...] = Field((), description="Requests per second.")
+    rates: tuple[float, ...] = Field((), description="Request rates to plan for, in requests per second.")
     rate_profile: RateProfileSection | None = Field(
         None, validation_alias=AliasChoices("rate_profile", "day"), description="The rate of each hour of a day."
     )
-    attainment: float = Field(0.95, gt=0, lt=1, description="Fraction of requests that meet every limit.")
+    attainment: float = Field(0.95, gt=0, lt=1, description="Smallest fraction of requests that must meet every limit.")
     policies: tuple[str, ...] = Field(
         ("round_robin", "two_choices"), description=f"Balancing policies to compare: {', '.join(POLICIES)}."
     )
-    spare: int = Field(0, ge=0, description="Number of replicas that can fail while the SLO is still met.")
+    spare: int = Field(0, ge=0, description="Number of replicas that can fail without a missed SLO.")
     price_per_replica_hour: float | None = Field(
         None, gt=0, description="Price of a replica per hour, in any currency. Adds the cost columns."
     )
@@ -117,25 +121,33 @@ class PlanFile(BaseModel):
 
 
 def add_plan_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="Rates, limits and policies.")
-    parser.add_argument("--cost", type=Path, metavar="FILE", help="Cost file. Default: that of the newest study.")
+    parser.add_argument(
+        "plan", type=Path, metavar="PLAN.toml", help="Plan file: rates, limits and policies (docs/plan.md)."
+    )
+    parser.add_argument(
+        "--cost", type=Path, metavar="FILE", help="File of step costs. Default: that of the newest study."
+    )
     parser.add_argument(
         "--load",
         type=Path,
         metavar="FILE",
-        help="Load file with the prompts. Default load.toml in the folder of the costs.",
+        help="Load file, for the lengths of prompts and answers. Default: load.toml in the folder of the costs.",
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="Launcher setting. Repeatable.")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="Setting of the launcher. Repeatable."
+    )
     parser.add_argument(
         "--effort",
         type=float,
         default=1.0,
         metavar="X",
-        help="Factor of the simulated time. A fleet near its limit may need more time for a decision. Default 1.",
+        help="Factor of the simulated time. A larger one decides more fleets near the limit. Default 1.",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="Seed of the prompts and arrivals. Default 0.")
     parser.add_argument("--out", type=Path, metavar="DIR", help="Write plan.csv and a report to this folder.")
-    parser.add_argument("--force", action="store_true", help="Plan even with a poor cost model, and add a note.")
+    parser.add_argument(
+        "--force", action="store_true", help="Plan even if the cost model is too inaccurate, and add a note."
+    )
     parser.add_argument("--json", action="store_true", help="Print the result as JSON.")
     add_verbosity_flags(parser)
 
@@ -322,4 +334,4 @@ def _row(sized: SizedFleet, price: float | None, level: float) -> dict[str, Any]
 
 
 EXAMPLES = ("plan.toml", "plan.toml --cost studies/nightly/cost.json --out plan", "plan.toml --effort 4 --json")
-COMMAND = Command("Compute the number of replicas for rates and limits.", add_plan_flags, plan, EXAMPLES)
+COMMAND = Command("Compute the number of replicas that rates and latency limits need.", add_plan_flags, plan, EXAMPLES)

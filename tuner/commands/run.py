@@ -52,4 +52,9 @@ EXAMPLES = (
     '--model-id meta-llama/Llama-3.1-8B --concurrency 32 --slo "ttft_p95_ms < 500"',
     "space.toml --max-hours 8",
 )
-COMMAND = Command("Search, confirm, write best.toml; continues an existing study.", add_search_flags, run, EXAMPLES)
+COMMAND = Command(
+    "Search settings, confirm the best ones and write best.toml. Continues an existing study.",
+    add_search_flags,
+    run,
+    EXAMPLES,
+)

@@ -17,7 +17,9 @@ DEFAULT_PORT = "8080"
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--study", metavar="NAME", help="Folder under studies/. Default: the newest study.")
-    parser.add_argument("--unconfirmed", action="store_true", help="Serve the configuration even if not confirmed.")
+    parser.add_argument(
+        "--unconfirmed", action="store_true", help="Serve the configuration even if its gain is not confirmed."
+    )
     parser.add_argument("--dry-run", action="store_true", help="Print the command without starting it.")
     parser.add_argument(
         "flags", nargs=argparse.REMAINDER, metavar="-- FLAGS", help="Additional flags of the launcher, after --."

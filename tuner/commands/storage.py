@@ -14,7 +14,7 @@ HOST, PORT = "127.0.0.1", 13000
 
 
 def add_storage_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("storage", metavar="URL", help="sqlite:PATH, postgresql://… or mysql://….")
+    parser.add_argument("storage", metavar="URL", help="Database to serve: sqlite:PATH, postgresql://… or mysql://….")
     parser.add_argument(
         "--host",
         default=HOST,

@@ -26,18 +26,32 @@ SIMULATOR = OneOf.of("HOW", get_args(SimulatorUse))
 
 def add_study_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of every command that takes a space."""
-    parser.add_argument("space", nargs="?", type=Path, metavar="SPACE.toml", help="Space file (docs/space.md).")
     parser.add_argument(
-        "--model-id", metavar="ID", help="Hub id, local directory or preset:NAME. Default preset:tiny-llama."
+        "space",
+        nargs="?",
+        type=Path,
+        metavar="SPACE.toml",
+        help="Space file: server, load, objective and searched settings (docs/space.md).",
+    )
+    parser.add_argument(
+        "--model-id",
+        metavar="ID",
+        help="Model to serve: hub id, local directory or preset:NAME. Default preset:tiny-llama.",
     )
     parser.add_argument(
         "--server-profile",
         metavar=OneOf.of("NAME|FILE", known_profiles()),
         help=f"Profile of the server: {', '.join(known_profiles())}, or a TOML file.",
     )
-    parser.add_argument("--study", metavar="NAME", help="Folder under studies/. Default: a name of model and space.")
     parser.add_argument(
-        "--storage", metavar="URL", help=Rare("journal, journal:PATH, sqlite:PATH, postgresql://, grpc://.")
+        "--study", metavar="NAME", help="Folder under studies/. Default: name of the model and digest of the space."
+    )
+    parser.add_argument(
+        "--storage",
+        metavar="URL",
+        help=Rare(
+            "Where trials are stored: journal, journal:PATH, sqlite:PATH, postgresql://, grpc://. Default journal."
+        ),
     )
     parser.add_argument(
         "--trials",
@@ -45,37 +59,58 @@ def add_study_flags(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"Number of launches of the search, including the defaults. Default {TRIALS}.",
     )
-    parser.add_argument("--max-hours", type=float, metavar="H", help="End the search after this time, in hours.")
-    parser.add_argument("--sampler", metavar=SAMPLER, help=f"Search method: {', '.join(SAMPLER.values)}.")
+    parser.add_argument(
+        "--max-hours", type=float, metavar="H", help="Longest duration of the search, in hours. Default: no limit."
+    )
+    parser.add_argument(
+        "--sampler",
+        metavar=SAMPLER,
+        help=f"Method that selects configurations: {', '.join(SAMPLER.values)}. Default auto.",
+    )
     parser.add_argument("--sampler-seed", type=int, metavar="N", help=Rare("Seed of the sampler. Default 0."))
     parser.add_argument(
         "--simulator",
         metavar=SIMULATOR,
-        help=Rare(f"Launches proposed by the simulator: {', '.join(SIMULATOR.values)}. Default auto."),
+        help=Rare(f"Use of the simulator to propose launches: {', '.join(SIMULATOR.values)}. Default auto."),
     )
     parser.add_argument(
         "--cost",
         metavar="FILE",
-        help="Cost file of `simulate calibrate --url`. With it the simulator proposes launches of a profile's server.",
+        help="File of step costs of `simulate calibrate --url`. It allows the simulator to propose launches of a "
+        "server of a profile.",
     )
     parser.add_argument(
-        "--noise-runs", type=int, metavar="N", help="Runs of the defaults before the search; 0 for none. Default 4."
+        "--noise-runs",
+        type=int,
+        metavar="N",
+        help="Launches of the defaults before the search, to measure the noise. 0: none. Default 4.",
     )
-    parser.add_argument("--finalists", type=int, metavar="K", help="Best configurations to confirm. Default 3.")
     parser.add_argument(
-        "--rounds", type=int, metavar="N", help="Confirming launches of each finalist; 0 for none. Default 5."
+        "--finalists", type=int, metavar="K", help="Number of best configurations to confirm. Default 3."
     )
     parser.add_argument(
-        "--reuse", action="store_true", help="Reuse results of other studies with this load, build and device."
+        "--rounds",
+        type=int,
+        metavar="N",
+        help="Launches of each finalist to confirm it. 0: no confirmation. Default 5.",
     )
-    parser.add_argument("--quick", action="store_true", help="Same as --noise-runs 2 --finalists 2 --rounds 3.")
+    parser.add_argument(
+        "--reuse",
+        action="store_true",
+        help="Use results of other studies with the same load, build and device instead of launches.",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="Fewer launches: same as --noise-runs 2 --finalists 2 --rounds 3."
+    )
     add_output_flags(parser)
     load_flags.add_flags(parser, leave_out=NOT_LOAD)
 
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="Print the result as JSON.")
-    parser.add_argument("--dry-run", action="store_true", help="Print the plan with the exact commands. No launch.")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="Print the plan with the exact commands, without a launch."
+    )
 
 
 def add_stored_flags(parser: argparse.ArgumentParser) -> None:

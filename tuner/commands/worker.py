@@ -13,11 +13,16 @@ from tuner.study.prepare_study import stored, stored_in
 def add_worker_flags(parser: argparse.ArgumentParser) -> None:
     add_stored_flags(parser)
     add_verbosity_flags(parser)
-    parser.add_argument("--storage", metavar="URL", help="Storage of the study, if its folder is not on this machine.")
+    parser.add_argument(
+        "--storage",
+        metavar="URL",
+        help="Address of the study's storage, such as grpc://HOST:PORT. Default: the study's folder on this machine.",
+    )
     parser.add_argument(
         "--allow-command",
         action="store_true",
-        help="Accept commands, images, volumes and paths from the storage. Default: print and refuse them.",
+        help="Run commands, images, volumes and paths of the study that the storage contains. Default: print them and "
+        "refuse the study.",
     )
 
 

@@ -62,4 +62,4 @@ EXAMPLES = (
     "sweep space.toml --top 5",
     "calibrate --url http://127.0.0.1:8000 -o cost.json",
 )
-COMMAND = Command("Predict configurations in virtual time.", add_simulate_flags, simulate, EXAMPLES)
+COMMAND = Command("Predict the metrics of configurations, without a launch.", add_simulate_flags, simulate, EXAMPLES)

@@ -19,12 +19,19 @@ CACHE = "kv_cache_dtype"
 
 def _add_output_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path(COST_FILE), metavar="FILE", help="Cost file. Default cost.json."
+        "-o",
+        "--output",
+        type=Path,
+        default=Path(COST_FILE),
+        metavar="FILE",
+        help="File to write the step costs to. Default cost.json.",
     )
 
 
 def add_fit_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("steps", nargs="+", type=Path, metavar="STEPS", help="Step traces, one for each launch.")
+    parser.add_argument(
+        "steps", nargs="+", type=Path, metavar="STEPS", help="Files of --step-trace, one for each launch."
+    )
     _add_output_flag(parser)
 
 
@@ -34,9 +41,17 @@ def fit(args: argparse.Namespace) -> int:
 
 
 def add_calibrate_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("space", nargs="?", type=Path, metavar="SPACE.toml", help="Space file with the [server].")
-    parser.add_argument("--model-id", metavar="ID", help="Hub id, local directory or preset:NAME.")
-    parser.add_argument("--out", type=Path, default=Path("calibration"), metavar="DIR", help="Folder for the traces.")
+    parser.add_argument(
+        "space", nargs="?", type=Path, metavar="SPACE.toml", help="Space file; its [server] is launched."
+    )
+    parser.add_argument("--model-id", metavar="ID", help="Model to serve: hub id, local directory or preset:NAME.")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("calibration"),
+        metavar="DIR",
+        help="Folder to write the traces to. Default calibration/.",
+    )
     _add_output_flag(parser)
     add_outside_flags(parser)
 

@@ -31,7 +31,7 @@ TOO_POOR = 3
 
 def add_input_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--cost", type=Path, metavar="FILE", help="Cost file of `simulate fit`. Default: that of the newest study."
+        "--cost", type=Path, metavar="FILE", help="File of step costs. Default: that of the newest study."
     )
     parser.add_argument(
         "--load",
@@ -39,11 +39,19 @@ def add_input_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"Load file of tgi-bench. Default: {LOAD_FILE} in the folder of the costs.",
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="Launcher setting. Repeatable.")
-    parser.add_argument("--requests", type=int, metavar="N", help="End after this number of measured requests.")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="Seed of the load. Default 0.")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="Write files to this folder.")
-    parser.add_argument("--force", action="store_true", help="Predict even with a poor cost model, and add a note.")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="Setting of the launcher. Repeatable."
+    )
+    parser.add_argument(
+        "--requests", type=int, metavar="N", help="End the simulation after this number of measured requests."
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="Seed of the prompts and arrivals. Default 0.")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="Folder to write tables and a report to. Default: no files."
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="Predict even if the cost model is too inaccurate, and add a note."
+    )
 
 
 def read_inputs(args: argparse.Namespace) -> tuple[Costs, BenchConfig, SimulatedServer]:

@@ -42,7 +42,7 @@ def add_outside_flags(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=DEFAULT_TOKENS,
         metavar="N",
-        help="With --url: largest number of prompt and output tokens of a request, which the server must accept. "
+        help="With --url: largest sum of prompt and output tokens of one request. The server must accept it. "
         f"Default {DEFAULT_TOKENS}.",
     )
 

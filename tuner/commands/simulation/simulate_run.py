@@ -35,7 +35,11 @@ LEAST_WAITING = 0.05
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     add_input_flags(parser)
-    parser.add_argument("--no-stride", action="store_true", help="Simulate each decode step separately.")
+    parser.add_argument(
+        "--no-stride",
+        action="store_true",
+        help="Simulate each decode step separately instead of several at once. Slower.",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -63,17 +63,29 @@ class PredictedSpace:
 
 
 def add_sweep_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("space", nargs="?", type=Path, metavar="SPACE.toml", help="Space file with the [param].")
+    parser.add_argument(
+        "space", nargs="?", type=Path, metavar="SPACE.toml", help="Space file; its [param] has the settings to vary."
+    )
     add_input_flags(parser)
-    parser.add_argument("-n", type=int, default=2000, metavar="N", help="Number of configurations. Default 2000.")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="Number of processes. Default 1.")
+    parser.add_argument(
+        "-n", type=int, default=2000, metavar="N", help="Number of configurations to simulate. Default 2000."
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="Number of processes that simulate at the same time. Default 1.",
+    )
     parser.add_argument(
         "--points",
         metavar="LIST",
-        help="Loads: 1,4,16 or 1..64 users, or requests/s of an open loop. Prints the best configuration at each, and "
-        "its gain over the settings without a search.",
+        help="Loads, as 1,4,16 or 1..64: users, or requests per second of an open loop. Prints the best configuration "
+        "of each load, and its gain over the settings without a search.",
     )
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="Number of printed rows. Default 10.")
+    parser.add_argument(
+        "--top", type=int, default=10, metavar="N", help="Number of configurations to print, best first. Default 10."
+    )
 
 
 def sweep(args: argparse.Namespace) -> int:

@@ -29,14 +29,27 @@ DEFAULT_CONFIGS, VALIDATION = 8, "validation"
 
 
 def add_validate_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("space", nargs="?", type=Path, metavar="SPACE.toml", help="Space file of new launches.")
-    parser.add_argument("--study", metavar="NAME", help="Study of the held-out launches. Default: the newest.")
     parser.add_argument(
-        "--configs", type=int, metavar="N", help="Launch N new configurations. Default: 8 with a space file, else none."
+        "space", nargs="?", type=Path, metavar="SPACE.toml", help="Space file: new configurations of it are launched."
     )
-    parser.add_argument("--cost", type=Path, metavar="FILE", help="Cost file. Default: the study's, or the newest.")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="Folder for the launches. Default validation/.")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="Seed of the configurations. Default 0.")
+    parser.add_argument(
+        "--study", metavar="NAME", help="Study whose held-out launches are compared. Default: the newest."
+    )
+    parser.add_argument(
+        "--configs",
+        type=int,
+        metavar="N",
+        help="Number of new configurations to launch. Default: 8 with a space file, otherwise none.",
+    )
+    parser.add_argument(
+        "--cost", type=Path, metavar="FILE", help="File of step costs. Default: that of the study, or the newest."
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="Folder to write the new launches to. Default validation/."
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="Seed of the choice of configurations. Default 0."
+    )
     parser.add_argument(
         "--repeats", type=int, default=3, metavar="N", help="With --url: number of runs of each load. Default 3."
     )
