@@ -173,11 +173,11 @@ def stationary_attainment(server: KnownServer, load: float, count: int, seed: in
 
 
 # Capacities are simulated with 4 million requests at each of three loads
-# (`python -m benchmarks.client.capacity_search --truth`).
+# (`python -m benchmarks.client.capacity_search --truth`); that of M/G/1 is by the Pollaczek-Khinchine formula.
 KNOWN_SERVERS = (
     KnownServer("M/G/16", open_server(16, 0.5, 0.7), 0.15, 0.95, (1, 128), PointTime(30, 300, 3, 2), 23.725),
     KnownServer("M/G/4", open_server(4, 0.5, 0.7), 0.25, 0.95, (0.5, 32), PointTime(60, 900, 6, 2), 3.92),
-    KnownServer("M/G/1", open_server(1, 0.05, 1.0), 0.25, 0.95, (0.5, 64), PointTime(60, 900, 6, 2), 10.27),
+    KnownServer("M/G/1", open_server(1, 0.05, 1.0), 0.25, 0.95, (0.5, 64), PointTime(60, 900, 6, 2), 10.28),
     KnownServer(
         "16 places", closed_server(16, 0.5, 0.7, 1.0), 0.2, 0.95, (1, 256), PointTime(30, 300, 3, 2), 43.45, False
     ),
