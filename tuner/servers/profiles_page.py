@@ -27,11 +27,11 @@ ctx_size = 16384                     # settings of every launch
 ```
 
 A relative path in a space file is relative to that file: `profile`, `model_id`, the files of `[load]`, `cost` and
-`storage`. A name without a separator or of the form `org/model` is a path only if such a file or directory is beside
-the space file; otherwise it is a hub id. Command lines and the values of `[server.fixed]` are passed on unchanged, and
-so is the model of a server in a container. `tgi-tune run --server-profile NAME|FILE --model-id MODEL` needs no space
-file; paths of flags are relative to the working directory. An installed package provides profiles through entry points
-of the group `tgi_bench.servers`. The object of an entry point is the path of the TOML file:
+`storage`. A name without a separator or of the form `org/model` is a path only if the directory of the space file
+contains such a file or directory; otherwise it is a hub id. Command lines and the values of `[server.fixed]` are passed
+on unchanged, and so is the model of a server in a container. `tgi-tune run --server-profile NAME|FILE --model-id MODEL`
+needs no space file; paths of flags are relative to the working directory. An installed package provides profiles
+through entry points of the group `tgi_bench.servers`. The object of an entry point is the path of the TOML file:
 
 ```toml
 [project.entry-points."tgi_bench.servers"]
