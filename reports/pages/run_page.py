@@ -18,16 +18,17 @@ from reports.document import (
     format_number,
     format_percent,
 )
-from reports.metrics.checks.findings import finding_messages
+from reports.metrics.checks.findings import finding_messages, is_overloaded
+from reports.metrics.checks.overload import MAX_REFUSED
 from reports.metrics.replicas import replicas_table
 from reports.metrics.requests.per_request import primary_latency
 from reports.metrics.server.server_replicas import server_replicas_table
-from reports.metrics.summary import Analysis, metric_value
+from reports.metrics.summary import Analysis
 from reports.pages.sections import health, latency_tables, request_tables, run_figures, run_tables
 from reports.pages.sections.across_runs import across_section
 from reports.pages.sections.adapters import adapters_section
 from reports.pages.sections.facts import facts_of_runs, load_sentence, start_time
-from reports.pages.sections.objectives import objectives_table
+from reports.pages.sections.objectives import objectives_table, statistic
 from reports.pages.sections.run_summary import summary_blocks
 from reports.pages.sections.speculation import speculation_section
 from reports.pages.sections.structured import structured_section
@@ -129,11 +130,11 @@ def _best_of(analyses: Sequence[Analysis]) -> str:
     parts = []
     for name, text, form in BEST_OF:
         sign = -1 if name.endswith("_ms") else 1
-        found = [(metric_value(each.summary, name, each.run.manifest.is_open_loop), each.label) for each in analyses]
-        known = [(sign * value, label) for value, label in found if value is not None]
+        found = [(each, statistic(each, name)) for each in analyses]
+        known = [(sign * value.value, each.label, value) for each, value in found if value and value.value is not None]
         if known:
-            value, label = max(known)
-            parts.append(f"{text}: {label}, {form.format(format_number(sign * value))}.")
+            _, label, value = max(known, key=lambda each: each[:2])
+            parts.append(f"{text}: {label}, {form.format(value.text)}.")
     return " ".join(parts)
 
 
@@ -143,7 +144,29 @@ def _verdict(analysis: Analysis, analyses: Sequence[Analysis]) -> VerdictLine:
     label = analysis.label if len(analyses) > 1 else ""
     caution = "Use these numbers for orientation only, not for a decision. " if verdict["status"] == "invalid" else ""
     word = ", ".join((WORDS[verdict["status"]], *finding_messages(analysis.summary)))
-    return VerdictLine(verdict["status"], word, caution + _headline(analysis), reasons, label)
+    if is_overloaded(analysis.summary):
+        word = f"{_overload(analysis.summary)}. {word}"
+    return VerdictLine(_level(analysis), word, caution + _headline(analysis), reasons, label)
+
+
+MAX_FAILED = 0.02
+"""Largest share of failed requests of a run whose first line is not a warning."""
+
+
+def _level(analysis: Analysis) -> str:
+    """The colour of the first line: a valid measurement of an overloaded or failing server is a warning."""
+    status: str = analysis.summary["verdict"]["status"]
+    total = sum(analysis.summary["counts"].values())
+    is_failing = request_tables.failed_requests(analysis) > MAX_FAILED * total
+    return "warning" if status == "valid" and (is_failing or is_overloaded(analysis.summary)) else status
+
+
+def _overload(summary: Mapping[str, Any]) -> str:
+    """The overload in a few words, with the share of the refused requests."""
+    refused = summary["overload"]["refused"]
+    if refused > MAX_REFUSED:
+        return f"Overloaded server: {format_percent(refused)} of requests refused"
+    return "Overloaded server: latencies grow with time"
 
 
 def _sentence(text: str) -> str:

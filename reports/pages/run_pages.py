@@ -8,9 +8,10 @@ from urllib.parse import quote
 import pandas as pd
 
 from reports.document import Link, Section, Table, format_duration
-from reports.metrics.summary import Analysis, analyse_run, metric_value
+from reports.metrics.summary import Analysis, analyse_run
 from reports.pages.run_page import build_run_report
-from reports.pages.sections.latency_tables import scaled
+from reports.pages.sections.latency_tables import UNSUPPORTED, scaled
+from reports.pages.sections.objectives import marked_statistic
 from reports.pages.sections.request_tables import failed_requests
 from reports.renderers.write import write_page
 from reports.run_store import MANIFEST_FILE, RunDirectoryError
@@ -72,9 +73,7 @@ def runs_section(runs: Iterable[tuple[str, Analysis]]) -> Section:
             "requests": sum(analysis.summary["counts"].values()),
             "failed ↓": failed_requests(analysis),
             "Output tokens/s ↑": scaled(analysis.summary["rates"]["output_tokens_per_s"], 1.0),
-            "TTFT p95, ms ↓": metric_value(
-                analysis.summary, "ttft_p95_ms", is_open_loop=analysis.run.manifest.is_open_loop
-            ),
+            "TTFT p95, ms ↓": marked_statistic(analysis, "ttft_p95_ms"),
             "measurement": analysis.summary["verdict"]["status"],
         }
         for name, analysis in runs
@@ -82,4 +81,4 @@ def runs_section(runs: Iterable[tuple[str, Analysis]]) -> Section:
     return Section("Runs", (Table("", pd.DataFrame(rows), NOTE),), is_closed=True)
 
 
-NOTE = "A name links to the page of the run; `tgi-bench report DIR --runs` writes pages that are missing."
+NOTE = f"A name links to the page of the run; `tgi-bench report DIR --runs` writes missing pages. {UNSUPPORTED}"

@@ -12,8 +12,8 @@ from reports.metrics.summary import Analysis
 from reports.metrics.sweep import LoadPoint, SloDecision, Sweep
 from reports.pages.run_pages import run_link, runs_section
 from reports.pages.sections.facts import load_sentence, run_facts, start_time
-from reports.pages.sections.latency_tables import UNSUPPORTED, marked, scaled
-from reports.pages.sections.objectives import objective_results, statistic
+from reports.pages.sections.latency_tables import UNSUPPORTED, scaled
+from reports.pages.sections.objectives import UNCERTAIN, marked_statistic, objective_results, statistic
 from reports.pages.sections.request_tables import failed_requests
 from reports.pages.sections.time_breakdown import time_section
 from reports.pages.sweep_figures import (
@@ -135,7 +135,9 @@ def _objectives_of(point: LoadPoint) -> str:
         return f"; missed: {'; '.join(missed)}"
     if not judged:
         return ""
-    return "; all objectives met" + ("" if all(each.is_supported for each in judged) else ", undecided")
+    if all(each.is_supported for each in judged):
+        return "; all objectives met"
+    return f"; all objectives met in this run, but {UNCERTAIN}"
 
 
 def _still_grows(sweep: Sweep) -> bool:
@@ -190,8 +192,7 @@ def _row(sweep: Sweep, point: LoadPoint) -> dict[str, object]:
 
 def latency(point: LoadPoint, name: str) -> Estimate | float | None:
     """A latency of the point's first run; an unsupported value has its mark."""
-    found = statistic(point.first, name)
-    return None if found is None or found.value is None else marked(found)
+    return marked_statistic(point.first, name)
 
 
 INTERVALS_NOTE = (
@@ -232,6 +233,11 @@ def sweep_json(sweep: Sweep) -> dict[str, object]:
     }
 
 
+def _is_supported(point: LoadPoint, name: str) -> bool:
+    found = statistic(point.first, name)
+    return found is None or found.value is None or found.is_supported
+
+
 def _capacity_json(capacity: Capacity | None) -> dict[str, float | None] | None:
     """The load at which attainment equals the target, with its 95 % interval; None if the sweep is not a search."""
     if capacity is None:
@@ -251,6 +257,7 @@ def _point_json(sweep: Sweep, point: LoadPoint) -> dict[str, object]:
         "is_valid": point.is_valid,
         "runs": [str(each.run.directory.name) for each in point.analyses if each.run.directory],
         "metrics": {name: point.value(name) for name in names},
+        "unsupported": [name for name in names if not _is_supported(point, name)],
         "attainment": None
         if attainment is None
         else {name: _finite(getattr(attainment, name)) for name in ("value", "lo", "hi")},

@@ -21,7 +21,15 @@ from reports.document import (
     format_number,
 )
 
-MARKS = {"valid": "✅", "degraded": "⚠️", "invalid": "❌", "pass": "✅", "inconclusive": "❔", "regression": "❌"}
+MARKS = {
+    "valid": "✅",
+    "warning": "⚠️",
+    "degraded": "⚠️",
+    "invalid": "❌",
+    "pass": "✅",
+    "inconclusive": "❔",
+    "regression": "❌",
+}
 MARKS |= {"improvement": "🚀", "invalid_runs": "❌"}
 
 

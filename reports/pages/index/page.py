@@ -9,12 +9,13 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from reports.document import Block, Link, Report, Section, Table, VerdictLine
+from reports.document import Block, Estimate, Link, Report, Section, Table, VerdictLine
 from reports.pages.index.saved_results import SavedResult
 
 NOTE = (
     "Output tokens/s and TTFT p95 of a sweep or a search are those of its best load. A name links to the page of the "
-    "result; `tgi-bench report DIR` writes a missing page. A click on a heading sorts the rows."
+    "result; `tgi-bench report DIR` writes a missing page. A click on a heading sorts the rows. ≥ marks an "
+    "unsupported value: too few requests for a 95 % interval."
 )
 
 
@@ -34,6 +35,13 @@ def build_index(root: Path, results: Sequence[SavedResult], out: Path | None = N
     if broken:
         sections.append(Section("Not read", (Table("", problems_table(root, broken)),)))
     return Report(f"Results in {root.resolve().name}", str(root), (verdict,), tuple(sections))
+
+
+def _ttft(each: SavedResult) -> Estimate | float | None:
+    """The TTFT p95 of a result; marked if it is unsupported."""
+    if each.ttft_p95_ms is None or each.has_ttft_interval:
+        return each.ttft_p95_ms
+    return Estimate(each.ttft_p95_ms, is_supported=False, is_high=True)
 
 
 def _start(text: str) -> str:
@@ -64,7 +72,7 @@ def results_table(root: Path, results: Sequence[SavedResult], out: Path) -> pd.D
             "result": each.found,
             "load": each.load,
             "Output tokens/s ↑": each.output_tokens_per_s,
-            "TTFT p95, ms ↓": each.ttft_p95_ms,
+            "TTFT p95, ms ↓": _ttft(each),
             "started (UTC)": f"{each.started:%Y-%m-%d %H:%M}",
         }
         for each in results

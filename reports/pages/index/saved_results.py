@@ -12,11 +12,13 @@ from typing import Any
 
 from reports.document import Estimate, format_percent
 from reports.gate.saved_comparison import COMPARISON_FILE, load_comparison
+from reports.metrics.judged_objectives import NO_VALUE, named_statistic
 from reports.metrics.requests.per_request import Direction
 from reports.metrics.summary import metric_value
 from reports.metrics.titles import better_direction, metric_heading
 from reports.pages.comparison_page import metric_sentence
 from reports.pages.sections.facts import load_sentence
+from reports.pages.sections.latency_tables import scaled
 from reports.pages.sweep_figures import LOAD_NAMES
 from reports.run_schema import NOT_FAILED
 from reports.run_store import MANIFEST_FILE, SUMMARY_FILE, RunDirectoryError, load_manifest, read_json
@@ -31,6 +33,7 @@ class SavedResult:
     """One result: its folder, kind, verdict, load and key numbers.
 
     started: in UTC; the last change of its file if the start is not recorded. found: the result in one line.
+    has_ttft_interval: false if the TTFT p95 is unsupported, because its run had too few requests.
     problem: why the folder could not be read; empty if it was read.
     """
 
@@ -42,6 +45,7 @@ class SavedResult:
     load: str = ""
     output_tokens_per_s: float | None = None
     ttft_p95_ms: float | None = None
+    has_ttft_interval: bool = True
     found: str = ""
     problem: str = ""
 
@@ -108,8 +112,15 @@ def _run(bare: SavedResult) -> SavedResult:
         verdict=str(summary["verdict"]["status"]),
         output_tokens_per_s=summary["rates"]["output_tokens_per_s"]["value"],
         ttft_p95_ms=metric_value(summary, "ttft_p95_ms", manifest.is_open_loop),
+        has_ttft_interval=_has_interval(summary, "ttft_p95_ms", manifest.is_open_loop),
         found=f"{failed:,} of {sum(summary['counts'].values()):,} requests failed",
     )
+
+
+def _has_interval(summary: Mapping[str, Any], name: str, is_open_loop: bool) -> bool:
+    """Whether a metric of a run is supported. A value without `needed` is not marked, as in runs of older versions."""
+    found = named_statistic(summary, name, is_open_loop)
+    return found is None or scaled({**NO_VALUE, **found[0]}, 1.0).is_supported
 
 
 def _series(bare: SavedResult) -> SavedResult:
@@ -131,6 +142,7 @@ def _series(bare: SavedResult) -> SavedResult:
         load=f"{loads[0]:g} to {loads[-1]:g} {unit}{setting}",
         output_tokens_per_s=best["metrics"]["output_tokens_per_s"],
         ttft_p95_ms=best["metrics"]["ttft_p95_ms"],
+        has_ttft_interval="ttft_p95_ms" not in best.get("unsupported", ()),
         found=_capacity(content, unit) or f"at {best['load']:g} {unit}" + (", within objectives" if highest else ""),
     )
 

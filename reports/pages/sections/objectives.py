@@ -7,11 +7,12 @@ from typing import Any
 import pandas as pd
 
 from reports.document import Estimate, format_percent
+from reports.metrics.checks.findings import latencies_grow
 from reports.metrics.judged_objectives import ObjectiveDecision, named_statistic
 from reports.metrics.requests.per_request import LATENCY_NAME
 from reports.metrics.summary import Analysis
 from reports.metrics.titles import limits_text
-from reports.pages.sections.latency_tables import scaled
+from reports.pages.sections.latency_tables import marked, scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class ObjectiveResult:
     """One objective of a run: its text, its value, and the share of requests that meet it, in percent.
 
     is_met: None if its metric has no statistic or no value. is_supported: whether the whole 95 % interval agrees.
+    is_growing: the latencies grow with time, so the result of a longer run would be worse.
     """
 
     text: str
@@ -26,14 +28,33 @@ class ObjectiveResult:
     share: Estimate
     is_met: bool | None = None
     is_supported: bool = True
+    is_growing: bool = False
 
     @property
     def decision(self) -> str:
-        """`met` or `missed`, with `, undecided` if it is not supported; empty without a decision."""
+        """`met` or `missed`; if that is not certain, `met in this run, not certain`; empty without a decision."""
         if self.is_met is None:
             return ""
         word = "met" if self.is_met else "missed"
-        return word if self.is_supported else f"{word}, undecided"
+        return word if self.is_supported else f"{word} in this run, not certain"
+
+    @property
+    def sentence(self) -> str:
+        """The objective with its value, its decision, and why the decision is not certain.
+
+        >>> ObjectiveResult("TTFT p95 ≤ 400 ms", "350", Estimate(99.0), is_met=True).sentence
+        'TTFT p95 ≤ 400 ms: 350, met'
+        >>> ObjectiveResult("TTFT p95 ≤ 70 ms", "≥76.5", Estimate(90.0), is_met=False, is_supported=False).sentence
+        'TTFT p95 ≤ 70 ms: 76.5, missed in this run, but the run is too short to be certain'
+        """
+        if self.is_supported or self.is_met is None:
+            return f"{self.text}: {', '.join(filter(None, (self.value, self.decision)))}"
+        reason = UNCERTAIN_GROWING if self.is_growing and self.is_met else UNCERTAIN
+        return f"{self.text}: {self.value.lstrip('~≥')}, {'met' if self.is_met else 'missed'} in this run, but {reason}"
+
+
+UNCERTAIN = "the run is too short to be certain"
+UNCERTAIN_GROWING = "latencies grow with time, so a longer run would miss it"
 
 
 def objective_results(analysis: Analysis) -> tuple[ObjectiveResult, ...]:
@@ -52,9 +73,9 @@ def _result(analysis: Analysis, name: str, found: Mapping[str, Any]) -> Objectiv
     percent = scaled(share, 100.0)
     if measured is not None:
         value = "no value" if measured.value is None else measured.text
-        return ObjectiveResult(text, value, percent, found["observed_met"], is_supported)
-    value = "no value" if share["value"] is None else f"met by {format_percent(share['value'])} of requests"
-    return ObjectiveResult(text, value, percent, found["observed_met"], is_supported)
+    else:
+        value = "no value" if share["value"] is None else f"met by {format_percent(share['value'])} of requests"
+    return ObjectiveResult(text, value, percent, found["observed_met"], is_supported, latencies_grow(analysis.summary))
 
 
 def statistic(analysis: Analysis, name: str) -> Estimate | None:
@@ -65,6 +86,12 @@ def statistic(analysis: Analysis, name: str) -> Estimate | None:
     match = LATENCY_NAME.fullmatch(name)
     is_high = match is not None and match["stat"].startswith("p") and float(match["stat"][1:]) >= 90
     return scaled(*found, is_high=is_high)
+
+
+def marked_statistic(analysis: Analysis, name: str) -> Estimate | float | None:
+    """The value of `statistic` without its interval; an unsupported value has its mark. None without a value."""
+    found = statistic(analysis, name)
+    return None if found is None or found.value is None else marked(found)
 
 
 def objectives_table(analysis: Analysis) -> pd.DataFrame:

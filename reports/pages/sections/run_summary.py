@@ -55,16 +55,16 @@ def _latency(analysis: Analysis, name: str, title: str, percentiles: Sequence[st
 
 
 def objectives_tile(results: Sequence[ObjectiveResult]) -> Tile:
-    """The number of objectives missed or undecided, with the target, the value and the decision of each."""
+    """The number of objectives missed or not certain, with the target, the value and the decision of each."""
     if not results:
         return Tile("Objectives", "none", "", ("set with --slo",))
-    details = tuple(f"{each.text}: {each.value} {each.decision}".strip() for each in results)
+    details = tuple(each.sentence for each in results)
     judged = [each for each in results if each.is_met is not None]
     if not judged:
         return Tile("Objectives", details[0].partition(": ")[2], "", details)
     missed = sum(each.is_met is False and each.is_supported for each in judged)
     undecided = sum(not each.is_supported for each in judged)
-    counts = ((missed, "missed"), (undecided, "undecided"))
+    counts = ((missed, "missed"), (undecided, "not certain"))
     if len(judged) == 1:
         word = next((name for count, name in counts if count), "met")
         return Tile("Objective", word, "", details, is_bad=missed > 0)

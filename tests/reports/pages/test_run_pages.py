@@ -1,11 +1,19 @@
 """The page of each run of a series: links from the series to its runs, and back."""
 
+import re
 import shutil
 from pathlib import Path
 
 from loadgen.cli import main
-from reports.document import Link
-from reports.pages.run_pages import run_link, way_up
+from reports.document import Link, Table
+from reports.metrics.summary import Analysis
+from reports.metrics.sweep import LoadPoint, Sweep
+from reports.pages.index.page import results_table
+from reports.pages.index.saved_results import saved_results
+from reports.pages.run_page import build_run_report
+from reports.pages.run_pages import run_link, runs_section, way_up
+from reports.pages.sweep_page import sweep_json
+from reports.run_store import write_json
 from tests.support.samples.sample_run import SampleLoad, write_sample_run
 from tests.support.undrawn_figures import undrawn_figures
 
@@ -47,3 +55,24 @@ def test_pages_1_the_pages_of_a_series_runs_are_written_on_demand(tmp_path: Path
     assert f'<a href="../report.html">← noise measurement {tmp_path.name}</a>' in page
     assert not (tmp_path / "run-1" / "figures").exists()
     assert not (tmp_path / "run-2" / "report.html").exists()
+
+
+def test_pages_1_an_unsupported_ttft_has_its_mark_in_the_tables_of_series_and_in_the_index(tmp_path: Path) -> None:
+    """A hundred requests are too few for the interval of a 95th percentile."""
+    loads = [SampleLoad(rate=2, seed=seed, failure_share=0.0) for seed in (1, 2)]
+    runs = [Analysis.of(write_sample_run(tmp_path / f"run-{load.seed}", load)) for load in loads]
+    for number, analysis in enumerate(runs, 1):
+        write_json(tmp_path / f"run-{number}" / "summary.json", analysis.summary)
+    point = LoadPoint(2.0, (runs[0],))
+    (tmp_path / "sweep").mkdir()
+    write_json(tmp_path / "sweep" / "sweep.json", sweep_json(Sweep("rate", (point,), 0.95)))
+
+    [table] = runs_section([("a", runs[0])]).blocks
+    indexed = results_table(tmp_path, saved_results(tmp_path), tmp_path)
+    first_line = build_run_report([each.named(str(n)) for n, each in enumerate(runs)]).verdicts[-1].sentence
+
+    column = "TTFT p95, ms ↓"
+    assert isinstance(table, Table)
+    assert [str(each)[0] for each in table.frame[column]] == ["≥"]
+    assert [str(each)[0] for each in indexed[column]] == ["≥"] * 3
+    assert re.search(r"Lowest TTFT p95: \d, ≥[\d.]+ ms", first_line)

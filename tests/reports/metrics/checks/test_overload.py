@@ -56,7 +56,7 @@ def test_trust_W7_overload_is_in_the_verdict_line_and_in_the_note_on_latencies(q
 
     assert text.splitlines()[0].endswith(finding["message"])
     assert "latencies        grow with time: the server is overloaded" in text
-    assert f"Valid run, {finding['message'].split(',')[0]}" in page
+    assert f"Overloaded server: latencies grow with time. Valid run, {finding['message'].split(',')[0]}" in page
     assert "Latencies grow with time: the server is overloaded" in page
 
 
@@ -71,6 +71,18 @@ def test_trust_W7_overload_with_refused_requests_names_their_share(refusing: Ana
     assert summary["overload"]["refused"] == pytest.approx(refused)
     assert not summary["overload"]["latencies_grow"]
     assert is_overloaded(summary)
+
+
+@pytest.mark.parametrize("found", ["queueing", "refusing"])
+def test_pages_1_the_first_line_of_an_overloaded_run_is_a_warning(found: str, request: pytest.FixtureRequest) -> None:
+    analysis: Analysis = request.getfixturevalue(found)
+
+    [first] = build_run_report([analysis]).verdicts
+
+    refused = analysis.summary["overload"]["refused"]
+    cause = f"{100 * refused:.1f} % of requests refused" if refused else "latencies grow with time"
+    assert first.level == "warning"
+    assert first.word.startswith(f"Overloaded server: {cause}. Valid run, ")
 
 
 def test_trust_W7_overload_makes_runs_incomparable(queueing: Analysis) -> None:

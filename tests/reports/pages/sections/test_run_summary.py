@@ -23,10 +23,10 @@ def results(*judged: tuple[bool, bool]) -> list[ObjectiveResult]:
     ("judged", "value", "unit", "is_bad"),
     [
         ((MET, MET), "all met", "", False),
-        ((UNDECIDED, UNDECIDED), "2 undecided", "of 2", False),
-        ((MET, LIKELY_MISSED), "1 undecided", "of 2", False),
-        ((MISSED, UNDECIDED), "1 missed, 1 undecided", "of 2", True),
-        ((UNDECIDED,), "undecided", "", False),
+        ((UNDECIDED, UNDECIDED), "2 not certain", "of 2", False),
+        ((MET, LIKELY_MISSED), "1 not certain", "of 2", False),
+        ((MISSED, UNDECIDED), "1 missed, 1 not certain", "of 2", True),
+        ((UNDECIDED,), "not certain", "", False),
         ((MISSED,), "missed", "", True),
     ],
 )
@@ -46,3 +46,14 @@ def test_the_columns_of_runs_have_intervals_and_the_change_against_the_first_run
 
     assert re.fullmatch(r"[\d.,]+ \([\d.,]+–[\d.,]+\)", rows.loc["Output tokens/s ↑", "first"])
     assert re.fullmatch(r"[\d.]+ \([\d.]+–[\d.]+\), \+\d+\.\d %", rows.loc["TPOT p50, ms ↓", "slower"])
+
+
+def test_pages_1_the_tile_says_why_an_objective_is_not_certain() -> None:
+    text, value, share = "TTFT p95 ≤ 70 ms", "≥76.5", Estimate(90.0)
+    short = ObjectiveResult(text, value, share, is_met=False, is_supported=False)
+    growing = ObjectiveResult(text, "~61.2", share, is_met=True, is_supported=False, is_growing=True)
+
+    assert objectives_tile([short, growing]).details == (
+        "TTFT p95 ≤ 70 ms: 76.5, missed in this run, but the run is too short to be certain",
+        "TTFT p95 ≤ 70 ms: 61.2, met in this run, but latencies grow with time, so a longer run would miss it",
+    )
