@@ -27,8 +27,11 @@ def feasibility(study: StudyData) -> tuple[Block, ...]:
     }
     frame = pd.DataFrame(columns, dtype=object).assign(outcome=[each.outcome for each in study.searched])
     frame["text"] = [hover_text(study, each) for each in study.searched]
+    frame["number"] = [each.number for each in study.searched]
     alt = f"Every configuration by {x.name} and {y.name}, marked by its outcome."
     caption = f"{len(frame)} configurations; green circles are within every limit."
+    if x.scale == y.scale == "category":
+        caption += " Those with the same choices lie side by side; numbers are those of trials."
     return (
         Plot(
             "feasibility",
@@ -48,7 +51,7 @@ def _map_knobs(study: StudyData) -> tuple[Knob, Knob] | None:
     if budget is not None and memory is not None:
         return budget, memory
     ranked = [moving[name] for name in _importances(study) if name in moving]
-    # Marks of two choices cover each other, so numbers come first.
+    # A number says more than a choice, so numbers come first.
     ordered = [*ranked, *(knob for knob in moving.values() if knob not in ranked)]
     chosen = sorted(ordered, key=lambda knob: knob.scale == "category")[:2]
     return (chosen[0], chosen[1]) if len(chosen) == 2 else None
@@ -160,8 +163,8 @@ def _contour(study: StudyData, names: Sequence[str]) -> list[Block]:
         Plot(
             "contour",
             "The two most important settings",
-            f"{len(frame)} feasible trials{lines}.",
+            f"{len(frame)} feasible trials; larger dot: higher {quantity}{lines}.",
             alt,
-            lambda size: settings_plots.contour(frame, x, y, quantity, size),
+            lambda size: settings_plots.contour(frame, x, y, size),
         )
     ]

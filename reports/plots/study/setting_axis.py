@@ -90,6 +90,11 @@ def _levels(knob: Knob, column: "pd.Series[Any]") -> list[str] | None:
     return sorted({_text(knob, value) for value in column})
 
 
+def is_choice(knob: Knob, column: "pd.Series[Any]") -> bool:
+    """Whether the axis of a setting has levels instead of numbers."""
+    return _levels(knob, _with_default(knob, column)) is not None
+
+
 def _text(knob: Knob, value: object) -> str:
     if value is None or value != value:
         return knob.unset

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -15,6 +16,7 @@ from reports.plots.study.outcome_marks import draw_outcomes, name_outcomes
 from reports.plots.study.setting_axis import (
     Array,
     ends_of,
+    is_choice,
     left_margin,
     padded_limits,
     places_of,
@@ -22,27 +24,76 @@ from reports.plots.study.setting_axis import (
     shorten,
     unit_places,
 )
+from reports.plots.study.spread_marks import spread_places
 from reports.study import Knob
 
 
 def settings_map(frame: pd.DataFrame, x: Knob, y: Knob, size: Size) -> Figure:
-    """Every trial by two of its settings, marked by its outcome. frame: x, y, outcome, text."""
+    """Every trial by two of its settings, marked by its outcome. frame: x, y, outcome, number, text.
+
+    Trials with the same two choices lie side by side in their cell, with their numbers if there is room.
+    """
     with styled():
         figure, [axes] = new_figure(size, gridspec_kw=left_margin(y, size))
         setting_axis(axes, "x", x, frame["x"], size)
         setting_axis(axes, "y", y, frame["y"], size)
-        places = pd.DataFrame(
-            {"x": places_of(x, frame["x"]), "y": places_of(y, frame["y"]), "outcome": frame["outcome"]}
-        ).assign(text=frame["text"])
-        draw_outcomes(axes, places, "x", "y")
+        at_x, at_y = _spread(axes, x, y, frame, size)
+        draw_outcomes(axes, frame.assign(x=at_x, y=at_y), "x", "y")
+        if is_choice(x, frame["x"]) and is_choice(y, frame["y"]):
+            _number_marks(axes, at_x, at_y, frame["number"])
         axes.set_xlabel(x.name)
         label_axis(axes, y.name)
         name_outcomes(axes, frame, size)
         return figure
 
 
-def contour(frame: pd.DataFrame, x: Knob, y: Knob, quantity: str, size: Size) -> Figure:
-    """The objective over two settings: a dot per trial, and contour lines. frame: x, y, value, text.
+def _spread(axes: Axes, x: Knob, y: Knob, frame: pd.DataFrame, size: Size) -> tuple[Array, Array]:
+    """The places of marks, and lines between the cells of choices in place of lines through their middle."""
+    choices = is_choice(x, frame["x"]), is_choice(y, frame["y"])
+    box, counts = axes.get_position(), [len(axes.get_xticks()), len(axes.get_yticks())]
+    for is_drawn, count, line in zip(choices, counts, (axes.axvline, axes.axhline), strict=True):
+        for level in range(1, count if is_drawn else 0):
+            line(level - 0.5, color=PALETTE["grid"], linewidth=0.8, zorder=0)
+    if choices[1]:
+        axes.grid(visible=False, axis="y")
+    shape = (box.width * size.width / counts[0]) / (box.height * size.height / counts[1])
+    return spread_places(places_of(x, frame["x"]), places_of(y, frame["y"]), choices, shape)
+
+
+MIN_NUMBER_PIXELS = 26
+"""Smallest distance between two marks in pixels with room for the number of a trial."""
+
+
+def _number_marks(axes: Axes, x: Array, y: Array, numbers: "pd.Series[int]") -> None:
+    """Write the number of each trial at the right of its mark, if the marks are far enough from each other."""
+    places = axes.transData.transform(np.column_stack((x, y)))
+    if not _have_room(places):
+        return
+    for left, low, number in zip(x, y, numbers, strict=True):
+        axes.annotate(
+            f"{number}",
+            (left, low),
+            xytext=(4.5, 0),
+            textcoords="offset points",
+            va="center",
+            color=PALETTE["muted"],
+            fontsize=7.0,
+        )
+
+
+def _have_room(places: Array) -> bool:
+    """Whether no two places, [marks, 2] in pixels, are too close in one line of text."""
+    for index, (left, low) in enumerate(places):
+        near = np.abs(places[index + 1 :, 1] - low) < MIN_NUMBER_PIXELS / 2
+        if (np.abs(places[index + 1 :, 0] - left)[near] < MIN_NUMBER_PIXELS).any():
+            return False
+    return True
+
+
+def contour(frame: pd.DataFrame, x: Knob, y: Knob, size: Size) -> Figure:
+    """The objective over two settings: a dot per trial, larger for a higher value, and contour lines.
+
+    frame: x, y, value, text.
 
     Contour lines are drawn only for two numeric settings: a choice has no intermediate values.
     """
@@ -50,7 +101,7 @@ def contour(frame: pd.DataFrame, x: Knob, y: Knob, quantity: str, size: Size) ->
         figure, [axes] = new_figure(size, gridspec_kw=left_margin(y, size))
         setting_axis(axes, "x", x, frame["x"], size)
         setting_axis(axes, "y", y, frame["y"], size)
-        at_x, at_y, value = places_of(x, frame["x"]), places_of(y, frame["y"]), np.asarray(frame["value"], dtype=float)
+        (at_x, at_y), value = _spread(axes, x, y, frame, size), np.asarray(frame["value"], dtype=float)
         if "category" not in (x.scale, y.scale) and _spans_a_plane(at_x, at_y) and np.ptp(value) > 0:
             lines = axes.tricontour(
                 at_x, at_y, value, levels=3 if size.is_narrow else 6, colors=[PALETTE["series-0"]], linewidths=0.9
@@ -60,10 +111,12 @@ def contour(frame: pd.DataFrame, x: Knob, y: Knob, quantity: str, size: Size) ->
         axes.scatter(at_x, at_y, s=18 + 60 * fraction, color=PALETTE["series-0"], alpha=0.55, linewidths=0)
         add_hovers(axes, at_x, at_y, frame["text"])
         # `tricontour` sets limits without a margin.
-        axes.set_xlim(padded_limits(x, at_x))
-        axes.set_ylim(padded_limits(y, at_y))
+        if not is_choice(x, frame["x"]):
+            axes.set_xlim(padded_limits(x, at_x))
+        if not is_choice(y, frame["y"]):
+            axes.set_ylim(padded_limits(y, at_y))
         axes.set_xlabel(x.name)
-        label_axis(axes, y.name if size.is_narrow else f"{y.name}; larger dot: higher {quantity}")
+        label_axis(axes, y.name)
         return figure
 
 

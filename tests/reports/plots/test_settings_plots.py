@@ -1,11 +1,17 @@
-"""Figures of trials over settings: the texts over their points."""
+"""Figures of trials over settings: the texts over their points, and marks that do not cover each other."""
 
+import itertools
+
+import numpy as np
 import pandas as pd
+import pytest
+from matplotlib.text import Annotation
 
-from reports.plots.figure import WIDE
+from reports.document import Size
+from reports.plots.figure import NARROW, WIDE
 from reports.plots.hovers import Hovers
-from reports.plots.study.settings_plots import MAX_TEXTS, parallel_coordinates
-from reports.study import Knob
+from reports.plots.study.settings_plots import MAX_TEXTS, parallel_coordinates, settings_map
+from reports.study import Knob, TrialOutcome
 
 BUDGET = Knob("budget", low=1, high=4)
 CHUNKING = Knob("chunking", scale="category")
@@ -38,3 +44,24 @@ def test_a_point_of_many_launches_names_the_first_and_counts_the_others() -> Non
     [text] = texts_at(1, MAX_TEXTS + 5)
 
     assert text.splitlines()[-2:] == [f"trial {MAX_TEXTS - 1}", "and 5 more"]
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_pages_1_a_map_of_two_choices_shows_every_configuration(size: Size) -> None:
+    choices = list(itertools.islice(itertools.cycle(itertools.product(("on", "off"), ("f16", "q8_0"))), 32))
+    frame = pd.DataFrame(choices, columns=["x", "y"], dtype=object).assign(
+        outcome=TrialOutcome.FEASIBLE, number=range(32), text=[f"trial {number}" for number in range(32)]
+    )
+
+    figure = settings_map(frame, Knob("fused", scale="category"), Knob("cache", scale="category"), size)
+
+    [axes] = figure.axes
+    [hovers] = [each for each in axes.artists if isinstance(each, Hovers)]
+    places = axes.transData.transform([(x, y) for x, y, _ in hovers.points])
+    distances = np.hypot(*(places[:, None, :] - places[None, :, :]).transpose(2, 0, 1))[np.triu_indices(32, 1)]
+    assert distances.min() > 10
+    assert [(round(x), round(y)) for x, y, _ in hovers.points] == [
+        (["off", "on"].index(x), ["f16", "q8_0"].index(y)) for x, y in choices
+    ]
+    numbers = [each.get_text() for each in axes.texts if isinstance(each, Annotation) and each.get_text().isdigit()]
+    assert numbers == [str(number) for number in range(32)]

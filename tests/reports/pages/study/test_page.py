@@ -134,7 +134,7 @@ def test_importance_finds_the_settings_that_influence_the_objective() -> None:
 def test_contour_lines_need_numeric_settings(scale: Literal["linear", "category"], has_lines: bool) -> None:
     frame = pd.DataFrame({"x": [1, 2, 3] * 3, "y": [1] * 3 + [2] * 3 + [3] * 3, "value": range(9), "text": ""})
 
-    figure = contour(frame, Knob("a"), Knob("b", scale=scale), "output_tokens_per_s", HALF)
+    figure = contour(frame, Knob("a"), Knob("b", scale=scale), HALF)
 
     assert any(isinstance(each, ContourSet) for each in figure.axes[0].collections) == has_lines
 
