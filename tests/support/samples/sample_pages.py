@@ -31,6 +31,15 @@ from reports.pages.sweep_page import build_sweep_report
 from reports.stats.capacity import Capacity
 from tests.support.samples.sample_run import SampleLoad, sample_run
 from tests.support.samples.sample_study import sample_study
+from tests.support.samples.special_pages import (
+    choices_report,
+    groups_report,
+    imported_report,
+    overloaded_report,
+    profiled_report,
+    replicas_report,
+    steps_report,
+)
 
 
 def run_report() -> Report:
@@ -191,4 +200,11 @@ SAMPLE_PAGES: dict[str, Callable[[], Report]] = {
     "predictions": predictions_report,
     "plan": plan_report,
     "index": index_report,
+    "steps": steps_report,
+    "groups": groups_report,
+    "overloaded": overloaded_report,
+    "replicas": replicas_report,
+    "imported": imported_report,
+    "profiled": profiled_report,
+    "choices": choices_report,
 }
