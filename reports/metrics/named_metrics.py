@@ -23,6 +23,8 @@ from reports.stats.estimators import Interval
 
 METRICS: tuple[RequestMetric | PooledMetric | RunMetric, ...] = (*PER_REQUEST, *POOLED, *PER_RUN)
 
+ENDS_INCLUDED = FRACTIONS | {"goodput_rps"}
+"""Metrics whose functions return the interval that the end of the run permits."""
 STATISTIC = re.compile(r"mean|p\d+(?:\.\d+)?")
 
 
@@ -62,7 +64,7 @@ def metric_interval(measured: Measured, name: str) -> Interval:
 def run_interval(metric: RunMetric, measured: Measured) -> Interval:
     """The value of a metric of the whole run, with the interval that the end of the run permits."""
     found = metric.function(measured)
-    return found if metric.name in FRACTIONS else found.widened(interval_factor(measured))
+    return found if metric.name in ENDS_INCLUDED else found.widened(interval_factor(measured))
 
 
 def _interval(measured: Measured, column: str, percentile: float | None) -> Interval:

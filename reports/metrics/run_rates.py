@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from reports.metrics.early_end import DECIDED, interval_factor
 from reports.metrics.measured import Array, Measured
 from reports.metrics.requests.request_series import run_dependence
+from reports.metrics.run_fraction import run_fraction
 from reports.metrics.windows import UNEVEN_MODES
 from reports.run_schema import Status
 from reports.stats.dependence import Dependence
 from reports.stats.estimators import NUM_BATCHES, Interval
-from reports.stats.fraction_intervals import fraction
 from reports.stats.rate_intervals import amount_rate, throughput
 
 
@@ -48,17 +49,20 @@ def total_rate(measured: Measured) -> Interval:
 def good_rate(measured: Measured, is_good: "pd.Series[bool]") -> Interval:
     """Requests started per second of the window that meet every objective. is_good: of the judged requests.
 
-    Its error is that of the attainment and that of the rate of all requests.
+    Its error is that of the attainment and that of the rate of all requests, both as the end of the run permits. After
+    a decision about the attainment, batch means of a changing load have no bounds: they do not allow for the looks.
     """
-    start_s = measured.judged.loc[is_good, "start_s"]
-    by_batches = measured.batches(start_s)
-    if not len(start_s) or by_batches.value == 0 or not _is_level(measured):
-        return by_batches
-    met = np.asarray(is_good, dtype=np.bool_)
-    share, all_requests = fraction(met, run_dependence(measured, met)).interval, _request_rate(measured)
+    by_batches, factor = measured.batches(measured.judged.loc[is_good, "start_s"]), interval_factor(measured)
+    if not _is_level(measured):
+        is_decided = measured.window.stop_reason in DECIDED
+        return Interval(by_batches.value, math.nan, math.nan) if is_decided else by_batches.widened(factor)
+    share = run_fraction(measured, np.asarray(is_good, dtype=np.bool_))
+    all_requests = _request_rate(measured).widened(factor)
     needed = [each.needed for each in (share, all_requests) if each.needed is not None]
     if math.isnan(share.lo) or math.isnan(all_requests.lo):
         return Interval(by_batches.value, math.nan, math.nan, max(needed, default=None))
+    if share.value == 0:
+        return Interval(0.0, 0.0, share.hi * all_requests.hi)
     lo, hi = (
         math.hypot(getattr(share, bound) / share.value - 1, getattr(all_requests, bound) / all_requests.value - 1)
         for bound in ("lo", "hi")
