@@ -195,21 +195,9 @@ def quantile_of(model: QueueModel, load: float, level: float) -> float:
     return float(np.quantile(runs.queue_s, level))
 
 
-def least_covered(cells: Sequence[DecidedCell]) -> list[int]:
-    """The number of runs of each cell whose interval in a report contains the truth, or the least such number.
-
-    If it was not counted for an attainment: a decision with an interval that excludes the truth also decides on the
-    truth as target, so at most as many runs of another target miss as end with that target.
-    """
-    at_truth = {(cell.model, cell.load, cell.statistic): cell.ended for cell in cells if cell.distance == 0}
-    found = []
-    for cell in cells:
-        if cell.is_fraction:
-            misses = min(at_truth[cell.model, cell.load, cell.statistic], cell.ended)
-            found.append(cell.covered.get(DECISION, cell.ended - misses))
-        else:
-            found.append(cell.covered[f"{DECIDED_FACTOR:g}"])
-    return found
+def reported_coverage(cell: DecidedCell) -> int:
+    """The number of runs whose interval in a report contains the truth."""
+    return cell.covered.get(DECISION, 0) if cell.is_fraction else cell.covered[f"{DECIDED_FACTOR:g}"]
 
 
 def rows_of(cells: Sequence[DecidedCell]) -> Iterator[tuple[str, list[DecidedCell]]]:
@@ -247,13 +235,23 @@ def render(cells: Sequence[DecidedCell]) -> str:
             columns.append(f"{sum(cell.covered[f'{factor:g}'] for cell in own)} of {ended}")
             known = [cell.coverage(factor) for cell in own if cell.is_frequent]
             columns.append(f"{100 * min(known):.1f} %" if known else "–")
-        reported = least_covered(own)
-        known = [covered / cell.ended for cell, covered in zip(own, reported, strict=True) if cell.is_frequent]
-        is_least = own[0].is_fraction and any(cell.ended and DECISION not in cell.covered for cell in own)
-        columns.append(f"{'≥ ' if is_least else ''}{sum(reported)} of {ended}")
-        columns.append(f"{'≥ ' if is_least else ''}{100 * min(known):.1f} %" if known else "–")
+        columns.append(f"{sum(map(reported_coverage, own))} of {ended}")
+        known = [reported_coverage(cell) / cell.ended for cell in own if cell.is_frequent]
+        columns.append(f"{100 * min(known):.1f} %" if known else "–")
         lines.append(" ".join([name, " | ".join(columns), "|"]))
     return "\n".join(lines)
+
+
+def stored(runs: int, seed: int, cells: Sequence[DecidedCell]) -> str:
+    """The result as JSON, with one cell a line."""
+    content = {
+        "command": f"python -m benchmarks.reports.decided_looks --runs {runs} --seed {seed}",
+        "seed": seed,
+        "machine": machine.describe_machine(),
+        "libraries": machine.library_versions(),
+    }
+    rows = ",\n".join(json.dumps(asdict(cell), allow_nan=False) for cell in cells)
+    return f'{json.dumps(content)[:-1]}, "cells": [\n{rows}\n]}}\n'
 
 
 def main() -> None:
@@ -272,9 +270,7 @@ def main() -> None:
         cells = [cell for queue in found for cell in queue]
     print(render(cells))
     if args.json:
-        content = {"seed": args.seed, "cells": [asdict(cell) for cell in cells]}
-        where = {"machine": machine.describe_machine(), "libraries": machine.library_versions()}
-        args.json.write_text(json.dumps(content | where, allow_nan=False) + "\n")
+        args.json.write_text(stored(args.runs, args.seed, cells))
 
 
 def _cells_of_queue(queue: tuple[str, float, int, int]) -> list[DecidedCell]:
