@@ -79,7 +79,7 @@ def judge_objective(
     value, share = _value(objective, measured, summary), _share(objective, measured)
     required = required_share(objective)
     if required is None:
-        is_met, is_supported = _side(value, lambda x: _is_within(x, objective))
+        is_met, is_supported = _side(value, lambda x: is_within(x, objective))
     else:
         is_met, is_supported = _side(share, lambda x: x >= required)
     return JudgedObjective(objective, value, share, required, is_met, is_supported and not (is_met and is_growing))
@@ -160,6 +160,7 @@ def objective_text(objective: Mapping[str, Any]) -> str:
     return f"{objective['metric']} {' and '.join(bounds)}"
 
 
-def _is_within(value: float, objective: Mapping[str, Any]) -> bool:
+def is_within(value: float, objective: Mapping[str, Any]) -> bool:
+    """Whether a value is within the limits of an objective."""
     least, most = objective.get("min"), objective.get("max")
     return (most is None or value <= most) and (least is None or value >= least)

@@ -143,9 +143,12 @@ def _verdict(analysis: Analysis, analyses: Sequence[Analysis]) -> VerdictLine:
     reasons = tuple(_sentence(reason["message"]) for reason in verdict["reasons"])
     label = analysis.label if len(analyses) > 1 else ""
     caution = "Use these numbers for orientation only, not for a decision. " if verdict["status"] == "invalid" else ""
-    word = ", ".join((WORDS[verdict["status"]], *finding_messages(analysis.summary)))
+    messages = finding_messages(analysis.summary)
     if is_overloaded(analysis.summary):
-        word = f"{_overload(analysis.summary)}. {word}"
+        messages = [each for each in messages if not each.startswith("overloaded:")]
+    word = ", ".join((WORDS[verdict["status"]], *messages))
+    if is_overloaded(analysis.summary):
+        word = f"{_overload(analysis.summary['overload'])}. {word}"
     return VerdictLine(_level(analysis), word, caution + _headline(analysis), reasons, label)
 
 
@@ -161,12 +164,12 @@ def _level(analysis: Analysis) -> str:
     return "warning" if status == "valid" and (is_failing or is_overloaded(analysis.summary)) else status
 
 
-def _overload(summary: Mapping[str, Any]) -> str:
-    """The overload in a few words, with the share of the refused requests."""
-    refused = summary["overload"]["refused"]
-    if refused > MAX_REFUSED:
-        return f"Overloaded server: {format_percent(refused)} of requests refused"
-    return "Overloaded server: latencies grow with time"
+def _overload(overload: Mapping[str, Any]) -> str:
+    """The overload in a few words: the share of the refused requests, or growing latencies, and the rates."""
+    refused, rates = overload["refused"], (overload["arrivals_per_s"], overload["completions_per_s"])
+    cause = f"{format_percent(refused)} of requests refused" if refused > MAX_REFUSED else "latencies grow with time"
+    arrivals, completions = (format_number(each) for each in rates)
+    return f"Overloaded server: {cause}, arrivals {arrivals}/s, completions {completions}/s"
 
 
 def _sentence(text: str) -> str:

@@ -59,6 +59,7 @@ def _blocks(name: str, frame: pd.DataFrame, axis_title: str, unit: str, note: st
                 "Averages with their 95 % intervals.",
                 f"Lines of {unit} over the batch size, {shown['step'].nunique()} steps.",
                 lambda size: step_plots.by_batch_size(shown, axis_title, unit, size),
+                is_full_width=True,
             )
         )
     rows = [_row(row, has_percentiles=name == "latency") for _, row in frame.iterrows()]

@@ -16,6 +16,8 @@ from reports.plots.series_names import name_series
 
 MAX_POINTS = 700
 """Dots per run in a figure of full width."""
+TITLE_PIXELS, LABEL_PIXELS = 118, 96
+"""Widths of the axis title and of the label of a percentile."""
 MARKED_PERCENTILES = (50.0, 95.0, 99.0)
 """Percentiles with a dot, and with a label in a figure of one run."""
 HOVERED_PERCENTILES = (1.0, *(float(each) for each in range(5, 96, 5)), 99.0)
@@ -78,14 +80,18 @@ def _hover_percentiles(axes: Axes, rows: pd.DataFrame, prefix: str) -> None:
 
 
 def _label_percentiles(axes: Axes, rows: pd.DataFrame) -> None:
-    """Label each marked percentile: right of its dot and below the curve, or left of it where the right has no room."""
+    """Label each marked percentile: right of its dot and below the curve, or left of it where the right has no room.
+
+    The label of p99 is above the curve: left of its dot if the title of the axis leaves the room, else right of it.
+    """
+    title_end = (TITLE_PIXELS + LABEL_PIXELS) / axes.get_window_extent().width
     for percentile, value in zip(MARKED_PERCENTILES, _percentiles(rows, MARKED_PERCENTILES), strict=True):
         x, _ = axes.transAxes.inverted().transform(axes.transData.transform((value, percentile / 100)))
-        is_left = x >= 0.62 or percentile > 95
+        is_left = x >= (title_end if percentile > 95 else 0.62)
         axes.annotate(
             f"p{percentile:g}  {format_number(value)} ms",
             (value, percentile / 100),
-            xytext=(-9, 8 if percentile > 95 else -4) if is_left else (9, -12),
+            xytext=(-9 if is_left else 9, 8 if percentile > 95 else -4 if is_left else -12),
             textcoords="offset points",
             ha="right" if is_left else "left",
             color=PALETTE["ink"],
@@ -202,7 +208,7 @@ def over_time(frame: pd.DataFrame, quantity: str, windows: Sequence[tuple[float,
             _hover_requests(axes, shown, "t_s", "{:.1f} s", size)
         _cap_outliers(axes, frame["value_ms"])
         start, end = min(first for first, _ in windows), max(last for _, last in windows)
-        last = max(float(frame["t_s"].max()), 1.0)
+        last = float(frame["t_s"].max()) or 1.0
         for left, right in ((0.0, min(start, last)), (end, last)):
             if right > left:
                 axes.axvspan(left, right, color=PALETTE["shade"], linewidth=0, zorder=0)

@@ -83,8 +83,12 @@ def _anchored(sections: Sequence[Section]) -> list[AnchoredSection]:
 
 
 def _breakable(text: str) -> Markup:
-    """A name with possible line breaks after its underscores."""
-    return Markup("_<wbr>").join(text.split("_"))
+    """A name with possible line breaks after its underscores, and an address with one before its port.
+
+    >>> str(_breakable("max_tokens")), str(_breakable("http://127.0.0.1:8080"))
+    ('max_<wbr>tokens', 'http://127.0.0.1<wbr>:8080')
+    """
+    return Markup("<wbr>").join(re.split(r"(?<=_)|(?=:\d)", text))
 
 
 def _unbroken_flags(text: str) -> Markup:

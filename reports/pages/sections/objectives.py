@@ -8,7 +8,7 @@ import pandas as pd
 
 from reports.document import Estimate, format_percent
 from reports.metrics.checks.findings import latencies_grow
-from reports.metrics.judged_objectives import ObjectiveDecision, named_statistic
+from reports.metrics.judged_objectives import ObjectiveDecision, is_within, named_statistic
 from reports.metrics.requests.per_request import LATENCY_NAME
 from reports.metrics.summary import Analysis
 from reports.metrics.titles import limits_text
@@ -21,6 +21,7 @@ class ObjectiveResult:
 
     is_met: None if its metric has no statistic or no value. is_supported: whether the whole 95 % interval agrees.
     is_growing: the latencies grow with time, so the result of a longer run would be worse.
+    has_failures: the value is within the limit, and the objective is missed because of failed requests.
     """
 
     text: str
@@ -29,6 +30,7 @@ class ObjectiveResult:
     is_met: bool | None = None
     is_supported: bool = True
     is_growing: bool = False
+    has_failures: bool = False
 
     @property
     def decision(self) -> str:
@@ -47,10 +49,16 @@ class ObjectiveResult:
         >>> ObjectiveResult("TTFT p95 ≤ 70 ms", "≥76.5", Estimate(90.0), is_met=False, is_supported=False).sentence
         'TTFT p95 ≤ 70 ms: 76.5, missed in this run, but the run is too short to be certain'
         """
-        if self.is_supported or self.is_met is None:
+        if (self.is_supported and not self.has_failures) or self.is_met is None:
             return f"{self.text}: {', '.join(filter(None, (self.value, self.decision)))}"
+        value, word = self.value.lstrip("~≥"), "met" if self.is_met else "missed"
+        result = f"{value}, {word}"
+        if self.has_failures:
+            result = f"{value} for complete answers, but missed, because failed requests count as misses"
+        if self.is_supported:
+            return f"{self.text}: {result}"
         reason = UNCERTAIN_GROWING if self.is_growing and self.is_met else UNCERTAIN
-        return f"{self.text}: {self.value.lstrip('~≥')}, {'met' if self.is_met else 'missed'} in this run, but {reason}"
+        return f"{self.text}: {result}{'; ' if self.has_failures else ' in this run, but '}{reason}"
 
 
 UNCERTAIN = "the run is too short to be certain"
@@ -61,21 +69,23 @@ def objective_results(analysis: Analysis) -> tuple[ObjectiveResult, ...]:
     """Each objective with the measured value of its statistic, or with the share of requests that meet it."""
     slo = analysis.summary["slo"]
     return tuple(
-        _result(analysis, objective["metric"], found)
-        for objective, found in zip(slo["objectives"], slo["results"], strict=True)
+        _result(analysis, objective, found) for objective, found in zip(slo["objectives"], slo["results"], strict=True)
     )
 
 
-def _result(analysis: Analysis, name: str, found: Mapping[str, Any]) -> ObjectiveResult:
+def _result(analysis: Analysis, objective: Mapping[str, Any], found: Mapping[str, Any]) -> ObjectiveResult:
     text, share = limits_text([found["objective"]]), found["attainment"]
-    measured = statistic(analysis, name)
+    measured = statistic(analysis, objective["metric"])
     is_supported = found["decision"] != ObjectiveDecision.UNDECIDED
     percent = scaled(share, 100.0)
     if measured is not None:
         value = "no value" if measured.value is None else measured.text
     else:
         value = "no value" if share["value"] is None else f"met by {format_percent(share['value'])} of requests"
-    return ObjectiveResult(text, value, percent, found["observed_met"], is_supported, latencies_grow(analysis.summary))
+    is_growing = latencies_grow(analysis.summary)
+    is_missed, own = found["observed_met"] is False, found["value"]
+    has_failures = is_missed and own is not None and is_within(own, objective)
+    return ObjectiveResult(text, value, percent, found["observed_met"], is_supported, is_growing, has_failures)
 
 
 def statistic(analysis: Analysis, name: str) -> Estimate | None:

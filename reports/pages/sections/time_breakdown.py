@@ -51,7 +51,7 @@ def _gantt(analysis: Analysis) -> list[Block]:
         Plot(
             "slowest",
             "The slowest requests over time",
-            f"{count} requests in the order of their start, labelled with their numbers and input → output tokens.",
+            f"{count} requests in the order of their start. Labels of a wide figure: number, input → output tokens.",
             f"Gantt chart of the {count} slowest requests; the longest took {format_number(longest)} s.",
             lambda size: request_plots.gantt(frame, size),
             is_full_width=True,
@@ -62,11 +62,15 @@ def _gantt(analysis: Analysis) -> list[Block]:
 def time_section(analyses: Sequence[Analysis]) -> tuple[Section, ...]:
     """The section of a report: means of each run with times, and the slowest requests of a single run."""
     blocks: list[Block] = _stack(analyses)
-    if len(frame := time_table(analyses)):
-        blocks.append(Table("An average request", frame, NOTE))
-    first = first_token_table(analyses)
-    if len(first):
-        blocks.append(Table("Time to first token", first, FIRST_TOKEN_NOTE))
+    tables = (
+        ("An average request", time_table(analyses), NOTE),
+        ("Time to first token", first_token_table(analyses), FIRST_TOKEN_NOTE),
+    )
+    for title, frame, note in tables:
+        if len(frame):
+            # The name of a single run is the title of its page.
+            single = frame.rename(columns={"run": "request"}).assign(request="mean")
+            blocks.append(Table(title, frame if len(analyses) > 1 else single, note))
     if len(analyses) == 1 and len(slowest := slowest_table(analyses[0])):
         blocks += [*_gantt(analyses[0]), Table("The slowest requests", slowest, SLOWEST_NOTE)]
     return (Section("Time breakdown", tuple(blocks)),) if blocks else ()

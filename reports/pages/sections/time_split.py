@@ -169,12 +169,17 @@ def slowest_table(analysis: Analysis, count: int = MAX_SLOW) -> pd.DataFrame:
     rows = done.loc[slowest.index]
     return pd.DataFrame(
         {
-            "request": list(rows["request_id"]),
+            "request": [legible(number) for number in _numbers(analysis, rows["request_id"])],
             "input tokens": [_whole(value) for value in rows["input_tokens"]],
             "output tokens": [_whole(value) for value in rows["output_tokens"]],
             **{str(name): list(values) for name, values in slowest.items()},
         }
     )
+
+
+def _numbers(analysis: Analysis, ids: "pd.Series[str]") -> "pd.Series[str]":
+    """The ids of requests without that of the run."""
+    return ids.str.removeprefix(f"{analysis.run.manifest.run_id}-")
 
 
 def _whole(value: float) -> int | None:
@@ -232,7 +237,7 @@ def gantt_frame(analysis: Analysis, count: int = MAX_BARS) -> pd.DataFrame:
     population = analysis.measured.population
     rows = []
     lengths = population.loc[slowest.index, ["input_tokens", "output_tokens"]].to_numpy(dtype=np.float64)
-    numbers = population.loc[slowest.index, "request_id"].str.removeprefix(f"{analysis.run.manifest.run_id}-")
+    numbers = _numbers(analysis, population.loc[slowest.index, "request_id"])
     for row, (span, own, number) in enumerate(zip(slowest.to_dict("records"), lengths, numbers, strict=True)):
         tokens = " → ".join(MISSING if length != length else f"{length:,.0f}" for length in own)
         name = f"{legible(number)}: {tokens} tokens"

@@ -30,8 +30,10 @@ def feasibility(study: StudyData) -> tuple[Block, ...]:
     frame["number"] = [each.number for each in study.searched]
     alt = f"Every configuration by {x.name} and {y.name}, marked by its outcome."
     caption = f"{len(frame)} configurations; green circles are within every limit."
+    if frame[["x", "y"]].astype(str).duplicated().any():
+        caption += " Those with the same two values lie side by side."
     if x.scale == y.scale == "category":
-        caption += " Those with the same choices lie side by side; numbers are those of trials."
+        caption += " Numbers are those of trials."
     return (
         Plot(
             "feasibility",

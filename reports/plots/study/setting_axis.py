@@ -70,7 +70,7 @@ def places_of(knob: Knob, column: "pd.Series[Any]") -> Array:
         return np.array([float(levels.index(_text(knob, value))) for value in column])
     numbers = pd.to_numeric(column, errors="coerce").astype(float)
     known = numbers.dropna()
-    unset = known.min() / 1.5 if knob.scale == "log" else known.min() - 0.1 * (float(np.ptp(known)) or 1.0)
+    unset = known.min() / 2 if knob.scale == "log" else known.min() - 0.18 * (float(np.ptp(known)) or 1.0)
     return np.asarray(numbers.fillna(unset), dtype=float)
 
 

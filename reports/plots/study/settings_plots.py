@@ -1,6 +1,7 @@
 """Figures of the trials of a study over their settings; each takes a frame and returns a `Figure`."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,6 +39,8 @@ def settings_map(frame: pd.DataFrame, x: Knob, y: Knob, size: Size) -> Figure:
         setting_axis(axes, "x", x, frame["x"], size)
         setting_axis(axes, "y", y, frame["y"], size)
         at_x, at_y = _spread(axes, x, y, frame, size)
+        _limit_axes(axes, (x, y), (frame["x"], frame["y"]), (at_x, at_y))
+        at_x, at_y = _side_by_side(axes, at_x, at_y)
         draw_outcomes(axes, frame.assign(x=at_x, y=at_y), "x", "y")
         if is_choice(x, frame["x"]) and is_choice(y, frame["y"]):
             _number_marks(axes, at_x, at_y, frame["number"])
@@ -58,6 +61,32 @@ def _spread(axes: Axes, x: Knob, y: Knob, frame: pd.DataFrame, size: Size) -> tu
         axes.grid(visible=False, axis="y")
     shape = (box.width * size.width / counts[0]) / (box.height * size.height / counts[1])
     return spread_places(places_of(x, frame["x"]), places_of(y, frame["y"]), choices, shape)
+
+
+def _limit_axes(
+    axes: Axes, knobs: tuple[Knob, Knob], columns: "tuple[pd.Series[Any], pd.Series[Any]]", places: tuple[Array, Array]
+) -> None:
+    """Limits with a margin on the axes of numbers; those of choices have theirs."""
+    x, y = (padded_limits(knob, own) for knob, own in zip(knobs, places, strict=True))
+    if not is_choice(knobs[0], columns[0]):
+        axes.set_xlim(x)
+    if not is_choice(knobs[1], columns[1]):
+        axes.set_ylim(y)
+
+
+MARK_PIXELS = 9.0
+"""Distance of marks that would be at one place."""
+
+
+def _side_by_side(axes: Axes, x: Array, y: Array) -> tuple[Array, Array]:
+    """The places of marks; those with equal numbers are moved to lie side by side in a row around their place."""
+    pixels = np.asarray(axes.transData.transform(np.column_stack((x, y))), dtype=np.float64)
+    _, cells = np.unique(pixels.round(), axis=0, return_inverse=True)
+    for cell in np.unique(cells):
+        found = np.flatnonzero(cells.ravel() == cell)
+        pixels[found, 0] += MARK_PIXELS * (np.arange(len(found)) - (len(found) - 1) / 2)
+    moved = axes.transData.inverted().transform(pixels)
+    return moved[:, 0], moved[:, 1]
 
 
 MIN_NUMBER_PIXELS = 26
@@ -111,10 +140,7 @@ def contour(frame: pd.DataFrame, x: Knob, y: Knob, size: Size) -> Figure:
         axes.scatter(at_x, at_y, s=18 + 60 * fraction, color=PALETTE["series-0"], alpha=0.55, linewidths=0)
         add_hovers(axes, at_x, at_y, frame["text"])
         # `tricontour` sets limits without a margin.
-        if not is_choice(x, frame["x"]):
-            axes.set_xlim(padded_limits(x, at_x))
-        if not is_choice(y, frame["y"]):
-            axes.set_ylim(padded_limits(y, at_y))
+        _limit_axes(axes, (x, y), (frame["x"], frame["y"]), (at_x, at_y))
         axes.set_xlabel(x.name)
         label_axis(axes, y.name)
         return figure

@@ -362,3 +362,14 @@ def test_the_first_line_marks_an_unsupported_percentile_as_the_tile_does() -> No
     assert re.search(
         r"TTFT is [\d.]+ ms at the median and [\d.,]+ ms at", build_run_report([long]).verdicts[0].sentence
     )
+
+
+def test_pages_1_a_page_of_one_run_names_requests_without_the_id_of_the_run() -> None:
+    """At 390 px, an id with that of the run was broken into five lines."""
+    run = sample_run(SampleLoad(seed=3, duration_s=30))
+    sections = {each.title: each for each in build_run_report([Analysis.of(run)]).sections}
+
+    tables = {each.title: each.frame for each in sections["Time breakdown"].blocks if isinstance(each, Table)}
+
+    assert all(re.fullmatch(r"\d{5}", each) for each in tables["The slowest requests"]["request"])
+    assert tables["An average request"]["request"].tolist() == ["mean"]

@@ -65,3 +65,20 @@ def test_pages_1_a_map_of_two_choices_shows_every_configuration(size: Size) -> N
     ]
     numbers = [each.get_text() for each in axes.texts if isinstance(each, Annotation) and each.get_text().isdigit()]
     assert numbers == [str(number) for number in range(32)]
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW])
+def test_pages_1_a_map_of_two_numbers_shows_configurations_with_equal_numbers(size: Size) -> None:
+    numbers = [(2**budget, 2**rows) for budget in (6, 7, 9) for rows in range(3)] * 3
+    frame = pd.DataFrame(numbers, columns=["x", "y"], dtype=object).assign(
+        outcome=TrialOutcome.FEASIBLE, number=range(27), text=[f"trial {number}" for number in range(27)]
+    )
+
+    figure = settings_map(frame, Knob("budget", scale="log"), Knob("rows", scale="log"), size)
+
+    [axes] = figure.axes
+    [hovers] = [each for each in axes.artists if isinstance(each, Hovers)]
+    places = axes.transData.transform([(x, y) for x, y, _ in hovers.points])
+    distances = np.hypot(*(places[:, None, :] - places[None, :, :]).transpose(2, 0, 1))[np.triu_indices(27, 1)]
+    assert distances.min() > 8
+    assert [y for _, y, _ in hovers.points] == pytest.approx([y for _, y in numbers])

@@ -47,6 +47,16 @@ def test_the_share_of_a_percentile_is_that_of_the_requests_within_its_limit(anal
     assert found.decision == "missed"
 
 
+def test_pages_1_an_objective_that_failed_requests_miss_names_them() -> None:
+    """The value is within the limit, but a fifth of the requests failed."""
+    analysis = Analysis.of(sample_run(SampleLoad(duration_s=300, rate=4.0, failure_share=0.2)))
+
+    found = result(analysis, metric="ttft_p90_ms", max=60_000.0)
+
+    assert (found.is_met, found.has_failures) == (False, True)
+    assert "because failed requests count as misses" in found.sentence
+
+
 def test_an_objective_on_one_request_has_its_share_and_no_decision(analysis: Analysis) -> None:
     found = result(analysis, metric="ttft_s", max=1e6)
 

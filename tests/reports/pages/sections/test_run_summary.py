@@ -1,6 +1,7 @@
 """The tiles of a run agree with the tables below them."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -53,7 +54,12 @@ def test_pages_1_the_tile_says_why_an_objective_is_not_certain() -> None:
     short = ObjectiveResult(text, value, share, is_met=False, is_supported=False)
     growing = ObjectiveResult(text, "~61.2", share, is_met=True, is_supported=False, is_growing=True)
 
-    assert objectives_tile([short, growing]).details == (
+    failing = replace(short, value="≥61.2", has_failures=True)
+
+    assert objectives_tile([short, growing, failing, replace(failing, is_supported=True)]).details == (
         "TTFT p95 ≤ 70 ms: 76.5, missed in this run, but the run is too short to be certain",
         "TTFT p95 ≤ 70 ms: 61.2, met in this run, but latencies grow with time, so a longer run would miss it",
+        "TTFT p95 ≤ 70 ms: 61.2 for complete answers, but missed, because failed requests count as misses; "
+        "the run is too short to be certain",
+        "TTFT p95 ≤ 70 ms: 61.2 for complete answers, but missed, because failed requests count as misses",
     )
