@@ -153,8 +153,11 @@ class TerminalProgress:
 
     def close(self) -> None:
         self._rate, self._tokens_per_s, self._length, self._message = _Rate(), None, RunLength(), None
+        self._since_s = self._clock_s()
         if self._position is None:
             self._live.stop()
+        else:
+            self._live.refresh()
 
     def _line(self) -> "Text":
         from rich.text import Text

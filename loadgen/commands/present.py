@@ -83,12 +83,12 @@ def _totals(analysis: Analysis, is_one_of_many: bool) -> str:
     window, rates, counts = summary["window"], summary["rates"], summary["counts"]
     failed = {status: count for status, count in counts.items() if status not in NOT_FAILED and count}
     left = counts.get(Status.ABANDONED, 0)
-    listed = f" ({', '.join(f'{count} {status}' for status, count in failed.items())})" if failed else ""
+    listed = f" ({', '.join(f'{count:,} {status}' for status, count in failed.items())})" if failed else ""
     rows = [
         ("requests/s", _value(rates["requests_per_s"]["value"])),
         ("output tokens/s", _value(rates["output_tokens_per_s"]["value"])),
-        ("requests", f"{sum(counts.values())} started in the window, {len(analysis.run.records)} in all"),
-        ("failed", f"{sum(failed.values())}{listed}"),
+        ("requests", f"{sum(counts.values()):,} started in the window, {len(analysis.run.records):,} in all"),
+        ("failed", f"{sum(failed.values()):,}{listed}"),
         *_first_cause(analysis),
         *_structured(summary["structured"]),
         *([("clients left", f"{left}, as planned")] if left else []),

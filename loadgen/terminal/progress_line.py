@@ -51,7 +51,7 @@ class RunLength:
 class Position:
     """The place of a run in a series: `point 2 of 5`, `launch 7 of 15, best so far +12 %`.
 
-    idle: shown after the elapsed time while no run sends numbers.
+    idle: shown while no run sends numbers, with the time since the numbers of the last run.
     """
 
     name: str
@@ -98,17 +98,17 @@ def plain_line(message: Mapping[str, Any], tokens_per_s: float | None, length: R
     share, left_s = length.share(message), length.left_s(message)
     parts = [
         f"{message['t_s']:.0f} s {message['phase']}",
-        *([f"{100 * share:.0f} %"] if share is not None else []),
+        *([f"{100 * share:.0f} %"] if share is not None and message["phase"] != "drain" else []),
         *([_left(length, message, left_s)] if left_s is not None and message["phase"] != "drain" else []),
-        f"{message['in_flight']} running",
-        f"{message['completed']} done",
-        f"{message['failed']} failed",
-        f"{tokens_per_s or 0:.0f} tokens/s",
+        f"{message['in_flight']:,} running",
+        f"{message['completed']:,} done",
+        f"{message['failed']:,} failed",
+        f"{tokens_per_s or 0:,.0f} tokens/s",
     ]
     if message.get("ttft_p95_s") is not None:
         parts.append(f"TTFT p50 {_ms(message['ttft_p50_s'])} p95 {_ms(message['ttft_p95_s'])}")
     if message.get("waiting"):
-        parts.append(f"{message['waiting']} waiting at the in-flight limit")
+        parts.append(f"{message['waiting']:,} waiting at the in-flight limit")
     return f"{place}: {', '.join(parts)}" if place else ", ".join(parts)
 
 
@@ -141,13 +141,13 @@ def _parts(message: Mapping[str, Any], tokens_per_s: float | None, is_unbounded:
     """The numbers after the bar, the most important first."""
     parts = [f"{message['t_s']:.0f} s"] if is_unbounded else []
     if message["failed"]:
-        parts.append(f"  {message['failed']} failed")
-    parts += ["  warm-up" if message["phase"] == "warmup" else f"  {message['in_flight']} running"]
-    parts.append(f"  {tokens_per_s or 0:.0f} tokens/s")
+        parts.append(f"  {message['failed']:,} failed")
+    parts += ["  warm-up" if message["phase"] == "warmup" else f"  {message['in_flight']:,} running"]
+    parts.append(f"  {tokens_per_s or 0:,.0f} tokens/s")
     if message.get("ttft_p95_s") is not None:
         parts.append(f"  TTFT p95 {_ms(message['ttft_p95_s'])}")
     if message.get("waiting"):
-        parts.append(f"  {message['waiting']} waiting")
+        parts.append(f"  {message['waiting']:,} waiting")
     return parts
 
 

@@ -106,3 +106,17 @@ def test_pages_2_a_series_without_a_load_shows_its_own_word(monkeypatch):
 
     assert "fleet 1 of 2: simulating, 0:00" in stream.getvalue()
     assert "between loads" not in stream.getvalue()
+
+
+def test_pages_2_the_time_between_two_runs_counts_from_the_end_of_the_first(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    stream, now = Terminal(), [0.0]
+    progress = TerminalProgress(stream, lambda: now[0])
+    progress.place(Position("point", 1, 2))
+    progress.update(message(5.0))
+    now[0] = 69.0
+    progress.close()
+    shown = stream.getvalue().rpartition("8 running")[2]
+    progress.place(None)
+
+    assert "point 1 of 2: between loads, 0:00" in shown

@@ -55,3 +55,11 @@ def test_a_line_of_a_log_has_no_bar():
     line = plain_line(MESSAGE, 512.0, RunLength(requests=100), "run 3")
 
     assert line == "run 3: 33 s measure, 25 %, 1:39 left, 8 running, 30 done, 0 failed, 512 tokens/s"
+
+
+def test_a_draining_run_has_no_share_in_a_log():
+    message = MESSAGE | {"phase": "drain", "in_flight": 1024, "failed": 1339}
+
+    line = plain_line(message, 1512.0, RunLength(3, 60), "")
+
+    assert line == "33 s drain, 1,024 running, 30 done, 1,339 failed, 1,512 tokens/s"
