@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from loadgen.errors import UsageError
+from loadgen.terminal.suggestion import nearest
 
 _OBJECTIVE = re.compile(r"\s*([a-z0-9_.]+)\s*(<=|>=|<|>)\s*([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)\s*")
 EXAMPLE = "ttft_p95_ms < 500"
@@ -53,9 +54,10 @@ def objectives_of(texts: Iterable[str]) -> list[dict[str, Any]]:
                 f"write '{each['metric']} < {each['min']:g}'"
             )
         if name is None:
-            names = ", ".join(f"{metric.name.removesuffix('_s')}_p95_ms" for metric in PER_REQUEST[:4])
+            names = [f"{metric.name.removesuffix('_s')}_p95_ms" for metric in PER_REQUEST[:4]]
+            names += ["tpot_mean_ms", "max_gap_p95_ms", "e2e_p95_ms", "ntpot_mean_ms"]
             raise UsageError(
-                f"`slo` names {each['metric']!r}, which is not a metric of a single request; choose from {names}, "
-                "tpot_mean_ms, max_gap_p95_ms, e2e_p95_ms, ntpot_mean_ms"
+                f"`slo` names {each['metric']!r}, which is not a metric of a single request; choose from "
+                f"{', '.join(names)}{nearest(each['metric'], names)}"
             )
     return found

@@ -4,7 +4,7 @@ import argparse
 import re
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from loadgen.terminal.flags import Long, PlainSwitch, Rare, long_name, variable_of
@@ -39,7 +39,8 @@ class HelpPage:
         usage = "usage: " + usage_of(parser)
         codes = "\n".join(_hanging(line, formatter.columns) for line in self.exit_codes.splitlines())
         examples = self._examples(formatter.columns)
-        tail = "\n\n".join(filter(None, (examples, *self._notes(parser, is_whole), codes)))
+        notes = (textwrap.fill(note, formatter.columns) for note in self._notes(parser, is_whole))
+        tail = "\n\n".join(filter(None, (examples, *notes, codes)))
         return "\n\n".join(filter(None, (usage, formatter.format_help().strip("\n"), tail))) + "\n"
 
     def _examples(self, columns: int) -> str:
@@ -53,9 +54,9 @@ class HelpPage:
             yield f"--help-all prints {more}the environment variable of each flag."
         if self.prefix and is_whole:
             yield (
-                f"Each flag has an environment variable, such as {self.prefix}OUT. A flag overrides its\n"
-                "variable, which overrides the file, which overrides the default. A switch takes\n"
-                "true or false; a repeatable flag takes one value a line."
+                f"Each flag has an environment variable, such as {self.prefix}OUT. A flag overrides its variable, "
+                "which overrides the file, which overrides the default. A switch takes true or false; a repeatable "
+                "flag takes one value a line."
             )
 
 
@@ -76,10 +77,9 @@ def _hanging(line: str, columns: int) -> str:
 
 def usage_of(parser: argparse.ArgumentParser) -> str:
     """The command, its flags as one word, and its positional words."""
+    formatter = _Formatter(parser.prog, "")
     positional = [
-        parser._get_formatter()._format_args(action, _metavar(action))
-        for action in parser._actions
-        if not action.option_strings
+        formatter._format_args(action, _metavar(action)) for action in parser._actions if not action.option_strings
     ]
     return " ".join((parser.prog, "[FLAGS]", *positional))
 
@@ -121,6 +121,12 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
             r"\"[^\"]{1,40}\"|`[^`]{1,40}`", lambda found: found[0].replace(" ", NO_BREAK), " ".join(text.split())
         )
         return [line.replace(NO_BREAK, " ") for line in textwrap.wrap(whole, width, break_on_hyphens=False)]
+
+    def _metavar_formatter(self, action: argparse.Action, default_metavar: str) -> Callable[[int], tuple[str, ...]]:
+        """Choices as `a|b`, as in the types of settings, instead of argparse's `{a,b}`."""
+        if action.metavar is None and action.choices is not None:
+            return lambda size: ("|".join(map(str, action.choices or ())),) * size
+        return super()._metavar_formatter(action, default_metavar)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings or isinstance(action, argparse._SubParsersAction):

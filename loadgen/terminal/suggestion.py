@@ -7,14 +7,18 @@ LEAST_LIKENESS = 0.6
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of a message: the known word that is most like this one; empty if none is like it.
+    """The end of a message: the known word that this one extends or is most like; empty if none is like it.
 
     >>> nearest("poison", ["closed", "poisson"])
     "; did you mean 'poisson'?"
     >>> nearest("x", ["closed", "poisson"])
     ''
+    >>> nearest("--web-port", ["--export", "--web"])
+    "; did you mean '--web'?"
     """
-    close = nearest_word(word, known)
+    known = list(known)
+    begun = max((each for each in known if len(each) > 2 and word.startswith(f"{each}-")), key=len, default=None)
+    close = begun or nearest_word(word, known)
     return f"; did you mean {close!r}?" if close else ""
 
 

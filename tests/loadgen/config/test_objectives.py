@@ -21,6 +21,12 @@ def test_a_metric_that_a_single_request_does_not_have_is_refused():
         objectives_of(["gap_p99_ms < 20"])
 
 
+@pytest.mark.parametrize(("written", "meant"), [("ttft_p95", "ttft_p95_ms"), ("tpto_mean_ms", "tpot_mean_ms")])
+def test_pages_2_a_mistyped_metric_of_an_objective_is_refused_with_the_nearest(written, meant):
+    with pytest.raises(UsageError, match=f"did you mean '{meant}'"):
+        objectives_of([f"{written} < 500"])
+
+
 def test_metrics_7_objectives_and_price_become_goodput_attainment_and_cost(tmp_path):
     """Every third answer starts late: two thirds of the requests meet the objective."""
     starts = iter(range(1_000))

@@ -41,6 +41,20 @@ def test_pages_2_a_long_example_continues_on_the_next_line_as_a_shell_reads_it(c
     assert [shlex.split(line) for line in examples] == [shlex.split(line) for line in given]
 
 
+@pytest.mark.parametrize(("program", "name"), COMMANDS, ids=NAMES)
+def test_pages_2_the_notes_of_the_whole_help_fit_80_columns(program, name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    text = shown(program, [name, "--help-all"], capsys)
+
+    assert [line for line in text.splitlines() if len(line) > 80 and len(line.split()) > 3] == []
+
+
+def test_pages_2_choices_are_written_like_the_types_of_settings(capsys):
+    assert "--order random|ascending" in shown(bench.PROGRAM, ["sweep", "--help-all"], capsys)
+    assert "[FLAGS] bash|zsh|fish" in shown(bench.PROGRAM, ["completion", "--help"], capsys)
+
+
 def test_pages_2_quoted_words_and_names_with_hyphens_are_not_broken(capsys):
     text = shown(bench.PROGRAM, ["run", "--help"], capsys)
 
@@ -98,6 +112,7 @@ def test_every_setting_of_a_load_is_in_one_section():
     [
         (["run", "--concurency", "3"], "unknown flag --concurency; did you mean '--concurrency'?"),
         (["rnu"], "did you mean 'run'?"),
+        (["run", "--web-port", "8123"], "unknown flag --web-port; did you mean '--web'?"),
         (["sweep", "--points", "1,2", "--order", "ascendig"], "did you mean 'ascending'?"),
         (["run", "--stream", "false"], "unexpected argument 'false'"),
         (["run", "--stream=false"], "argument --stream/--no-stream: ignored explicit argument 'false'"),
