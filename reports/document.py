@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -286,13 +287,17 @@ class Report:
 
 
 def legible_report(report: Report) -> Report:
-    """The report with all texts made legible, except the frames of figures: their texts must be legible before."""
+    """The report with all texts made legible, except the frames of figures: their texts must be legible before.
+
+    Figures with equal names are numbered, because files and anchors have these names.
+    """
+    names: Counter[str] = Counter()
     return Report(
         legible(report.title),
         legible(report.subtitle),
         tuple(_verdict(verdict) for verdict in report.verdicts),
         tuple(
-            Section(legible(section.title), tuple(_block(block) for block in section.blocks), section.is_closed)
+            Section(legible(section.title), tuple(_block(block, names) for block in section.blocks), section.is_closed)
             for section in report.sections
         ),
         legible_values(report.up),
@@ -304,7 +309,7 @@ def _verdict(verdict: VerdictLine) -> VerdictLine:
     return found
 
 
-def _block(block: Block) -> Block:
+def _block(block: Block, names: Counter[str]) -> Block:
     match block:
         case Facts() | Tiles() | Text():
             found: Block = legible_values(block)
@@ -313,7 +318,10 @@ def _block(block: Block) -> Block:
             return Table(legible(block.title), _frame(block.frame), legible(block.note), block.is_sortable)
         case Plot():
             title, caption, alt = (legible(text) for text in (block.title, block.caption, block.alt))
-            return dataclasses.replace(block, name=file_name(block.name), title=title, caption=caption, alt=alt)
+            name = file_name(block.name)
+            names[name] += 1
+            name += f"-{names[name]}" if names[name] > 1 else ""
+            return dataclasses.replace(block, name=name, title=title, caption=caption, alt=alt)
 
 
 def _frame(frame: pd.DataFrame) -> pd.DataFrame:

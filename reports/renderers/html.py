@@ -25,6 +25,8 @@ from reports.renderers.markdown import cell_text, is_numeric
 
 SHORT_TEXT = 16
 """Longest text of a cell without a line break."""
+LONG_TEXT = 48
+"""Shortest text of a wide cell, less one."""
 
 
 def render(report: Report, drawn: Mapping[str, Drawn]) -> bytes:
@@ -132,7 +134,8 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell. style: CSS classes: n for a number, doubtful for an unsupported number, short for unbroken text.
+    """A cell. style: CSS classes: n for a number, doubtful for an unsupported number, short for unbroken text,
+    long for a wide cell.
 
     key: the number by which the table is sorted; empty for a text.
     """
@@ -161,7 +164,9 @@ def _cell(value: Any, column: Column) -> Cell:
         style = "n" if value.is_supported else "n doubtful"
         return Cell(value.text, style, value.interval, key=repr(float(value.value)))
     text = cell_text(value)
-    style = "n" if column.is_numeric else "short" if len(text) <= SHORT_TEXT else ""
+    style = (
+        "n" if column.is_numeric else "short" if len(text) <= SHORT_TEXT else "long" if len(text) > LONG_TEXT else ""
+    )
     is_number = isinstance(value, int | float) and value == value
     return Cell(text, style, "", value.href if isinstance(value, Link) else "", repr(float(value)) if is_number else "")
 

@@ -373,3 +373,15 @@ def test_pages_1_a_page_of_one_run_names_requests_without_the_id_of_the_run() ->
 
     assert all(re.fullmatch(r"\d{5}", each) for each in tables["The slowest requests"]["request"])
     assert tables["An average request"]["request"].tolist() == ["mean"]
+
+
+def test_pages_1_runs_with_one_id_have_their_own_figures() -> None:
+    """Copies of a run have the same id: each heat map showed the numbers of the last."""
+    fast, slow = (Analysis.of(sample_run(SampleLoad(seed=3, duration_s=30, slowdown=each))) for each in (1.0, 3.0))
+
+    report = legible_report(build_run_report([fast.named("fast"), slow.named("slow")]))
+
+    names = [plot.name for plot in report.plots]
+    assert len(names) == len(set(names))
+    maps = {plot.name: plot for plot in report.plots if plot.name.startswith("ttft_by_lengths")}
+    assert [plot.caption.partition(":")[0] for plot in maps.values()] == ["fast", "slow"]
