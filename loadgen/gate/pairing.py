@@ -89,7 +89,7 @@ class Gate:
             comparison = judge(pairs, self.options)
             if comparison.refusals:
                 break
-            self.progress.show(f"pair {number}, B against A: {_changes(comparison)}")
+            self.progress.show(f"pair {number}, B against A:{_changes(comparison)}")
             if number >= self.options.looks[0] and comparison.is_decided:
                 break
             if deadline_s is not None and time.monotonic() > deadline_s:
@@ -160,7 +160,7 @@ class SeparateRuns:
 def valid_run(directory: Path, shown: str, side: LiveSide, measure: Measure, progress: ProgressDisplay) -> SideRun:
     """One run; an invalid one is repeated once."""
     for attempt in range(ATTEMPTS):
-        progress.show(f"{shown}: {side.label}")
+        progress.show(shown if shown.endswith(f", {side.label}") else f"{shown}: {side.label}")
         run = measure(side, directory.with_name(directory.name + (f"-again{attempt}" if attempt else "")))
         if run.status != Level.INVALID:
             break

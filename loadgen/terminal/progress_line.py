@@ -11,6 +11,7 @@ MOST_COLUMNS, LEAST_BAR, MOST_BAR = 80, 6, 24
 LAUNCHING = "the server starts or stops"
 """The idle text of a series that launches a server for each run."""
 FULL, EMPTY = "━", "┄"
+LATE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +27,17 @@ class RunLength:
     can_extend: bool = False
 
     def is_extended(self, message: Mapping[str, Any]) -> bool:
-        """Whether the run goes on after its planned time, for an unknown time."""
-        return self.can_extend and message["phase"] != "drain" and self.left_s(message) == 0.0
+        """Whether the run goes on after its planned time, for an unknown time, as after a warm-up that took longer."""
+        if message["phase"] == "drain" or self.left_s(message) != 0.0:
+            return False
+        return self.can_extend or (self.duration_s is not None and message["t_s"] > self._end_s(message) + LATE_S)
 
     def share(self, message: Mapping[str, Any]) -> float | None:
         """The part of the run that is done, up to 1. `completed_measured` counts requests after the warm-up."""
         if message["phase"] == "drain":
             return 1.0
         if self.duration_s is not None:
-            return min(1.0, float(message["t_s"]) / (self.warmup_s + self.duration_s))
+            return min(1.0, float(message["t_s"]) / self._end_s(message))
         if self.requests:
             return min(1.0, float(message.get("completed_measured", message["completed"])) / self.requests)
         return None
@@ -43,8 +46,13 @@ class RunLength:
         """The time left, from the duration or from the pace so far."""
         share = self.share(message)
         if self.duration_s is not None:
-            return max(0.0, self.warmup_s + self.duration_s - float(message["t_s"]))
+            return max(0.0, self._end_s(message) - float(message["t_s"]))
         return float(message["t_s"]) * (1 - share) / share if share else None
+
+    def _end_s(self, message: Mapping[str, Any]) -> float:
+        """The earliest end of a run with a duration: the warm-up can last longer than planned."""
+        warmup_s = max(self.warmup_s, float(message["t_s"])) if message["phase"] == "warmup" else self.warmup_s
+        return warmup_s + (self.duration_s or 0.0)
 
 
 @dataclass(frozen=True, slots=True)

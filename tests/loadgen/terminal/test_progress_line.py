@@ -63,3 +63,13 @@ def test_a_draining_run_has_no_share_in_a_log():
     line = plain_line(message, 1512.0, RunLength(3, 60), "")
 
     assert line == "33 s drain, 1,024 running, 30 done, 1,339 failed, 1,512 tokens/s"
+
+
+@pytest.mark.parametrize(
+    ("phase", "t_s", "shown"),
+    [("warmup", 28.0, "58 %, 0:20 left"), ("measure", 23.5, "100 %, 0:00 left"), ("measure", 49.0, "100 %, extended")],
+)
+def test_pages_2_a_longer_warmup_does_not_end_the_time_left(phase, t_s, shown):
+    line = plain_line(MESSAGE | {"phase": phase, "t_s": t_s}, 512.0, RunLength(3, 20), "")
+
+    assert line.startswith(f"{t_s:.0f} s {phase}, {shown}, ")
