@@ -105,7 +105,7 @@ def _check_client(args: argparse.Namespace) -> int:
         return COULD_NOT_MEASURE
     if is_growing:
         path = store_capacity(StoredCapacity(rate, datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")))
-        print(f"capacity: {rate:.0f} events/s per worker, stored in {path}", file=sys.stderr)
+        print(f"capacity: {rate:,.0f} events/s per worker, stored in {path}", file=sys.stderr)
     return 0
 
 

@@ -39,7 +39,7 @@ class SelfTest:
         starved = ", with half of the processor time" if best.is_starved else ""
         starved += f" in turns of up to {best.longest_stop_ms:.0f} ms" if best.is_starved else ""
         read = f"of read times {best.read_ttft_error_mean_ms:+.2f} and {best.read_ttft_error_p99_ms:+.2f}"
-        load = f"{best.events_per_s:.0f} events/s ({best.name})"
+        load = f"{best.events_per_s:,.0f} events/s ({best.name})"
         end = "; ".join(ends) or "no larger load was measured"
         return f"accurate up to {load}{starved}: {error} ({read}); {end}"
 
@@ -79,7 +79,7 @@ def measure_loads(
             levels.append(measure_level(count, seconds, sends_bursts=sends_bursts, is_starved=is_starved))
         except (MeasurementError, OSError) as error:
             raise _NotMeasuredError(f"{count} streams could not be measured: {error}") from error
-        progress.show(render(levels[-1]))
+        progress.show(headline(levels[-1]))
 
     try:
         for count in streams:
@@ -102,15 +102,21 @@ class _NotMeasuredError(Exception):
     """A load that could not be measured."""
 
 
-def render(level: ClientAccuracy) -> str:
+def headline(level: ClientAccuracy) -> str:
+    """The load, its rate, and whether its times are accurate."""
     word = f"{'accurate' if level.is_accurate else 'INACCURATE'}, {_verdict(level)}"
-    ttft = f"TTFT error mean {level.ttft_error_mean_ms:+.2f} p99 {level.ttft_error_p99_ms:+.2f} ms"
-    worst = f"99 % of requests within {level.ttft_worst_error_ms:.2f}"
-    read = f"{worst}  (of read times {level.read_ttft_error_mean_ms:+.2f}, {level.read_ttft_error_p99_ms:+.2f})"
-    bounded = f"{level.bounded_gaps_share:.1%} of the gaps inside one read"
-    gap = f"gap error p50 {level.gap_error_p50_ms:+.2f} p99 {level.gap_error_p99_ms:+.2f} ms"
-    cost = f"{level.cpu_us_per_event:.0f} us of CPU per event"
     streams = f"{level.streams:>5} streams {'in bursts' if level.sends_bursts else 'spread   '}"
-    rate = f"{level.events_per_s:>7.0f} events/s"
+    return f"{streams}  {level.events_per_s:>7,.0f} events/s  {word}"
+
+
+def render(level: ClientAccuracy) -> str:
+    """The headline, then the errors in ms and the cost, in lines of 80 columns."""
+    ttft = f"TTFT error mean {level.ttft_error_mean_ms:+.2f}, p99 {level.ttft_error_p99_ms:+.2f} ms"
+    worst = f"99 % of requests within {level.ttft_worst_error_ms:.2f} ms"
+    read = f"read times: mean {level.read_ttft_error_mean_ms:+.2f}, p99 {level.read_ttft_error_p99_ms:+.2f} ms"
+    gap = f"gap error p50 {level.gap_error_p50_ms:+.2f}, p99 {level.gap_error_p99_ms:+.2f} ms"
+    bounded = f"{100 * level.bounded_gaps_share:.1f} % of the gaps inside one read"
     lost = f"{level.lost_events} events lost"
-    return "  ".join((streams, rate, f"{ttft} {read}", gap, bounded, lost, cost, word))
+    cost = f"{level.cpu_us_per_event:.0f} µs of CPU per event"
+    rows = (f"{ttft}; {worst}", f"{read}; {gap}", f"{bounded}; {lost}; {cost}")
+    return "\n".join((headline(level), *(f"    {row}" for row in rows)))

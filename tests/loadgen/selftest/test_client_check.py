@@ -131,7 +131,7 @@ def test_the_capacity_is_searched_between_the_last_accurate_and_the_first_inaccu
     assert [each.streams for each in found.levels if each.sends_bursts] == [16, 64, 256, 128, 181]
     assert [each.streams for each in found.levels if not each.sends_bursts] == [16, 64, 256]
     assert found.capacity == 6_400.0
-    assert "accurate up to 6400 events/s (128 streams in bursts)" in found.conclusion()
+    assert "accurate up to 6,400 events/s (128 streams in bursts)" in found.conclusion()
     assert "181 streams in bursts are not accurate" in found.conclusion()
 
 
@@ -206,5 +206,17 @@ def test_gaps_inside_one_read_are_reported():
     )
 
     assert level.bounded_gaps_share == pytest.approx(1 / 3)
-    assert "33.3% of the gaps inside one read" in client_loads.render(level)
+    assert "33.3 % of the gaps inside one read" in client_loads.render(level)
     assert level.ttft_worst_error_ms == pytest.approx(0.0)
+
+
+def test_pages_2_the_result_of_a_large_load_fits_80_columns():
+    values = dict.fromkeys(
+        ("ttft_error_mean_ms", "ttft_error_p99_ms", "read_ttft_error_mean_ms", "read_ttft_error_p99_ms"), 123.456
+    )
+    level = level_of(2_000, events_per_s=123_456.0, sends_bursts=True, **values)
+
+    lines = client_loads.render(level).splitlines()
+
+    assert lines[0] == client_loads.headline(level)
+    assert [line for line in lines if len(line) > 80] == []
