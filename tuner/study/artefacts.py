@@ -56,12 +56,15 @@ def write_artefacts(
     comments = comments_of(verdict)
     write_best(folder / BEST_FILE, {**winner.settings, "tuned_by": verdict["tuned_by"]}, comments)
     artefacts = search.server.artefacts
+    refused: dict[str, list[str]] = {}
     for name, form in artefacts.items():
         try:
             replace_text(folder / name, search.server.export(form, winner.settings, comments))
         except SpaceError as error:
             (folder / name).unlink(missing_ok=True)
-            search.setup.progress.show(f"{name} is not written: {error}")
+            refused.setdefault(str(error), []).append(name)
+    for reason, names in refused.items():
+        search.setup.progress.show(f"not written: {' and '.join(names)}. {reason}")
     script = next(name for name in artefacts if name.startswith("run"))
     replace_text(
         folder / REPRODUCE,

@@ -40,13 +40,21 @@ def device_lock(
 def _acquire(path: Path, device: str, show: Callable[[str], None], wait_s: float) -> LockFile:
     lock = LockFile(path)
     if not lock.acquire(0.0):
-        holder = lock.note or "another process"
-        show(f"waiting for {device}, which is locked by {holder}")
+        holder = _holder(lock.note)
+        show(f"waiting for {holder}, which measures on {device}: one measurement at a time")
         if not lock.acquire(wait_s):
             lock.close()
             raise DeviceBusyError(f"{device} is locked by {holder} for more than {wait_s:.0f} s")
     lock.write_note(json.dumps({"pid": os.getpid()}))
     return lock
+
+
+def _holder(note: str) -> str:
+    """The process that wrote the note of a lock."""
+    try:
+        return f"process {json.loads(note)['pid']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
 
 
 class GpuMemory:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from loadgen.progress import SilentProgress, open_progress
 from tests.tuner.studies import SETUP, FormulaServer, open_search
+from tuner.study.artefacts import write_artefacts
 from tuner.study.confirmation import confirm
 from tuner.study.search_worker import run_search
 
@@ -65,3 +66,18 @@ def test_pages_2_the_lines_of_a_launch_in_a_pipe_begin_with_its_place(tmp_path):
     progress.update({"t_s": 5.0, "phase": "measure", "in_flight": 4, "completed": 9, "failed": 0, "tokens_out": 288})
 
     assert stream.getvalue().startswith("launch 1 of 8: 5 s measure, 4 running, 9 done, 0 failed, 58 tokens/s")
+
+
+def test_pages_2_files_that_are_not_written_are_named_once_with_their_reason(tmp_path):
+    """A preset of the package cannot be loaded by a real TGI."""
+    search, progress = placed(tmp_path / "s", trials=4)
+    results = run_search(search)
+    confirmation = confirm(search, results[0], search.finalists(results)[:1], rounds=3)
+    progress.messages.clear()
+
+    write_artefacts(search, results, confirmation, is_confirmed=True)
+
+    assert progress.messages == [
+        "not written: run-tgi-docker.sh and k8s.yaml. `model_id` is preset:tiny-llama, a preset of this package, which "
+        "TGI cannot load: tune a model of the hub"
+    ]

@@ -77,9 +77,11 @@ def test_a_lock_is_freed_with_its_holder_and_read_while_it_is_held(tmp_path):
         [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(DeviceBusyError, match=f"cpu is locked by .*{holder.pid}"):  # noqa: SIM117
-        with device_lock((), print, wait_s=0.0, folder=tmp_path):
+    shown: list[str] = []
+    with pytest.raises(DeviceBusyError, match=f"cpu is locked by process {holder.pid} for more"):  # noqa: SIM117
+        with device_lock((), shown.append, wait_s=0.0, folder=tmp_path):
             pass
+    assert shown == [f"waiting for process {holder.pid}, which measures on cpu: one measurement at a time"]
 
     holder.kill()
     holder.wait()
