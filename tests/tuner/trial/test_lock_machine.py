@@ -1,5 +1,6 @@
 """Locks of devices under any order of workers (reliability I20): at most one holder, and free again when it ends."""
 
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -44,7 +45,7 @@ class LockMachine(RuleBasedStateMachine):
         else:
             with pytest.raises(DeviceBusyError):
                 lock.__enter__()
-            assert "waiting for gpu" in lines[-1]
+            assert re.fullmatch(r"waiting for process \d+, which measures on gpu\d: .*", lines[-1])
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), is_failed=st.booleans())
