@@ -39,7 +39,7 @@ ENV PORT=80 \
     HUGGINGFACE_HUB_CACHE=/data \
     PYTHONUNBUFFERED=1
 VOLUME /data
-# Where a merged adapter goes.
+# Merged adapters are written to this folder.
 WORKDIR /data
 EXPOSE 80
 ENTRYPOINT ["text-generation-launcher"]

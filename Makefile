@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-# torch goes in first and exactly: an open range would let another package pull a different build.
+# torch is installed first, at an exact version: with a range, another package could install a different build.
 TORCH  ?= torch==2.13.0
 EXTRAS ?= server,grammar,quantization,dev
 PORT   ?= 3000
@@ -48,13 +48,13 @@ test-again: $(STAMP)  ## run the tests that failed in the last run once more, on
 test-long: $(STAMP)  ## run the slow tests, which `make test` leaves out
 	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE) --timeout 600 -m 'slow and not gpu and not network'
 
-test-gpu: $(STAMP)  ## run what needs a GPU; fails without one
+test-gpu: $(STAMP)  ## run the tests that need a GPU; fails without one
 	$(BIN)/python -m pytest -q -m gpu tests/gpu
 
-clients: $(STAMP)  ## run real clients, each in an environment of its own, against a launched server; print the table
+clients: $(STAMP)  ## run real clients, each in its own environment, against a launched server; print a table
 	$(BIN)/python -m pytest -q -m clients tests/clients
 
-soak: $(STAMP)  ## an hour: misbehaving clients, then memory, blocks and answers of an engine (MINUTES=30, SOAK_SECONDS=1800)
+soak: $(STAMP)  ## misbehaving clients (MINUTES=30), then memory, blocks and answers of an engine (SOAK_SECONDS=1800)
 	$(BIN)/python -m benchmarks.robustness.soak --minutes $(MINUTES)
 	SOAK_SECONDS=$(SOAK_SECONDS) $(BIN)/python -m pytest -q -s -m slow tests/end_to_end/test_soak.py
 
@@ -77,19 +77,19 @@ supply-chain: $(STAMP)  ## licences of all dependencies, the lock, the wheel's c
 	mkdir -p dist
 	$(BIN)/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --output-reproducible --output-file dist/sbom.json
 
-lock: $(STAMP)  ## write requirements.lock, what the images install: each file of each package by its hash
+lock: $(STAMP)  ## write requirements.lock: the packages that the images install, each file with its hash
 	$(BIN)/uv pip compile pyproject.toml --extra server --extra grammar --constraint constraints.txt --no-config --quiet \
 		--python-version 3.12 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-annotate --no-emit-index-url \
 		--custom-compile-command 'make lock' --output-file requirements.lock
 
-format: $(STAMP)  ## rewrite the sources as `check` wants them
+format: $(STAMP)  ## format the sources, so that `check` accepts them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 tune: $(STAMP)  ## a complete small study on the embedded preset, with its report; about ten minutes
 	$(BIN)/tgi-tune run docs/quick-study.toml
 
-perf-gate: $(STAMP)  ## this commit against the one before (BASE=main: against another)
+perf-gate: $(STAMP)  ## compare the performance of this commit with the one before (BASE=main: with main)
 	$(BIN)/tgi-bench compare "git:$(BASE)" git:HEAD --config docs/ci/gate.toml --interleave 8 --warmup 0.25s --duration 2s --min-pairs 7 --min-effect 5% --max-minutes 12
 
 proto: $(STAMP)  ## write the descriptor set after a change of proto/
@@ -120,5 +120,5 @@ server-dev: $(STAMP)  ## one model server on the default socket
 router-dev: $(STAMP)  ## the router on that socket
 	$(BIN)/text-generation-router --tokenizer-name preset:tiny-llama --port $(PORT)
 
-clean:  ## remove the environment and what runs left behind
+clean:  ## remove the environment, runs, studies and caches
 	rm -rf $(VENV) runs studies build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
