@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from reference_server.model_server.cpu_kernels import build
 from reference_server.model_server.quantization.integers import instructions
 from reference_server.model_server.quantization.schemes import SCHEMES
 from tests.support.models.checkpoints.quantized_checkpoints import save_quantized
@@ -13,7 +14,7 @@ KERNELS = {
     "eetq": [f"int8-{instructions()}"],
     # The head has eight bits.
     "int4": [f"int4-{instructions()}", f"int8-{instructions()}"],
-    "fp8": ["dequantize"],
+    "fp8": ["fp8-bf16" if hasattr(build.kernels(), "float8_linear") else "dequantize"],
     "bitsandbytes": ["bitsandbytes"],
     "bitsandbytes-nf4": ["bitsandbytes"],
     "bitsandbytes-fp4": ["bitsandbytes"],

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 COMPILERS = ("c++", "g++", "clang++")
 SOURCES = (
     "linear.cpp",
+    "float8_linear.cpp",
     "attention.cpp",
     "elementwise.cpp",
     "walk.cpp",
@@ -36,7 +37,7 @@ SOURCES = (
     "integer_linear.cpp",
     "adapters.cpp",
 )
-HEADERS = ("elements.h", "float8.h", "rows.h", "kernels.h", "integers.h")
+HEADERS = ("elements.h", "float8.h", "rows.h", "panels.h", "kernels.h", "integers.h")
 # The last flag selects torch's stable interface of 2.11, the oldest supported release.
 FLAGS = (
     *("-std=c++20", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp-simd", "-fno-math-errno"),

@@ -13,6 +13,8 @@ def register(operators: Any) -> None:
     """Register the shape function of every operator but `walk`, whose result depends on the table that it reads."""
     if hasattr(operators, "linear"):
         torch.library.register_fake("reference_server_cpu::linear")(_linear)
+    if hasattr(operators, "float8_linear"):
+        torch.library.register_fake("reference_server_cpu::float8_linear")(_float8_linear)
     for name in INTEGER_LINEARS:
         if hasattr(operators, name):
             torch.library.register_fake(f"reference_server_cpu::{name}")(_integer_linear)
@@ -28,6 +30,12 @@ def register(operators: Any) -> None:
 
 
 def _linear(hidden: Tensor, _packed: Tensor, _bias: Tensor | None, outputs: int) -> Tensor:
+    return hidden.new_empty((hidden.shape[0], outputs))
+
+
+def _float8_linear(
+    hidden: Tensor, _packed: Tensor, _factors: Tensor, _bias: Tensor | None, outputs: int, _group: int
+) -> Tensor:
     return hidden.new_empty((hidden.shape[0], outputs))
 
 

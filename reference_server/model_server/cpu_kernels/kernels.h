@@ -5,8 +5,11 @@
 #include "integers.h"
 #include "rows.h"
 
-// A linear whose weight is packed as in linear.cpp, or, if `bits` is not 0, as in integers.h: `packed` are its codes.
-// bias: [outputs] or null.
+// The `bits` of a weight of eight-bit floats.
+constexpr int64_t kFloat8Bits = -8;
+
+// A linear whose weight is packed as in linear.cpp if `bits` is 0, as in float8_linear.cpp if it is kFloat8Bits, else as
+// in integers.h; `packed` are its codes, and `multipliers` the factors of eight-bit floats. bias: [outputs] or null.
 struct Product {
   const void* packed;
   const BFloat16* bias;
@@ -76,6 +79,10 @@ void add_adapters(
 
 // input: rows at a distance of `stride` elements. output: [rows, outputs].
 void multiply_rows(const Product& product, const BFloat16* input, int64_t stride, int64_t rows, BFloat16* output);
+
+// The same for a weight of eight-bit floats.
+void multiply_float8_rows(
+    const Product& product, const BFloat16* input, int64_t stride, int64_t rows, BFloat16* output);
 
 // The same for a weight of integers and any element type.
 template <typename T>

@@ -5,19 +5,15 @@
 // A panel is read from memory once, front to back, for up to 12 rows at a time. Every output is one running sum over
 // the inputs in order, so a row's result does not depend on the other rows.
 #include "kernels.h"
+#include "panels.h"
 
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 
-#include <algorithm>
 #include <iterator>
 
 namespace {
 
-constexpr int64_t kPanel = 32;
-constexpr int64_t kMaxRows = 12;
-// Input rows that stay in the second-level cache while all panels are read.
-constexpr int64_t kCachedInputBytes = 384 << 10;
 constexpr int64_t kPrefetchPairs = 24;
 // Larger weights are read from memory at every step of few rows, smaller ones may stay in the second-level cache.
 constexpr int64_t kCachedWeightBytes = 1 << 20;
@@ -90,6 +86,9 @@ static_assert(std::size(kWide) == std::size(kStreamed));
 }  // namespace
 
 void multiply_rows(const Product& product, const BFloat16* input, int64_t stride, int64_t rows, BFloat16* output) {
+#ifdef __AVX512VBMI__
+  if (product.bits == kFloat8Bits) return multiply_float8_rows(product, input, stride, rows, output);
+#endif
   if (product.bits) {
     const IntegerWeight weight{
         static_cast<const uint8_t*>(product.packed), product.multipliers, product.scales, product.zeros,
@@ -100,7 +99,6 @@ void multiply_rows(const Product& product, const BFloat16* input, int64_t stride
   const BFloat16* bias = product.bias;
   const int64_t inputs = product.inputs, outputs = product.outputs;
   const int64_t pairs = inputs / 2, panels = (outputs + kPanel - 1) / kPanel;
-  const int64_t cached = std::max(kMaxRows, kCachedInputBytes / (2 * inputs) / kMaxRows * kMaxRows);
   const auto call = [&](Multiply function, int64_t row, int64_t panel) {
     const int64_t column = panel * kPanel;
     function(
@@ -113,16 +111,10 @@ void multiply_rows(const Product& product, const BFloat16* input, int64_t stride
       const Wide wide = (2 * inputs * outputs > kCachedWeightBytes ? kStreamed : kWide)[rows - 1];
       for (; panel + wide.panels <= last_panel; panel += wide.panels) call(wide.function, 0, panel);
     }
-    const int64_t rest = panel;
-    for (int64_t chunk = 0; chunk < rows; chunk += cached) {
-      const int64_t chunk_rows = std::min(cached, rows - chunk), groups = (chunk_rows + kMaxRows - 1) / kMaxRows;
-      for (panel = rest; panel < last_panel; ++panel) {
-        for (int64_t group = 0; group < groups; ++group) {
-          const int64_t row = chunk + chunk_rows * group / groups;
-          call(kMultiply[chunk + chunk_rows * (group + 1) / groups - row - 1], row, panel);
-        }
-      }
-    }
+    // The rest of the panels, and all panels of more rows.
+    each_row_group(inputs, rows, panel, last_panel, [&](int64_t row, int64_t count, int64_t each) {
+      call(kMultiply[count - 1], row, each);
+    });
   });
 }
 

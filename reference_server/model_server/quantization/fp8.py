@@ -1,7 +1,8 @@
 """Eight-bit floating-point weights (e4m3) with one scale for the weight, for each output or for each block.
 
 On NVIDIA GPUs of capability 8.9 and higher, inputs are rounded to e4m3 too, with one scale per row, and tensor cores
-multiply. On other devices the weight is converted to the compute type for each product.
+multiply. On a CPU with bfloat16 products the compiled kernel widens the weight in registers. Elsewhere the weight is
+converted to the compute type for each product.
 """
 
 from dataclasses import dataclass
@@ -9,6 +10,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from reference_server.model_server.quantization import packed_float8
+from reference_server.model_server.quantization.packed_float8 import PackedFloat8Product
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FLOAT8).max
@@ -31,16 +35,22 @@ class ScaledFloats:
         """[outputs, inputs]"""
         return (self.values.float() * _spread(self.scales, self.shape)).to(dtype)
 
-    def product(self, dtype: torch.dtype, device: torch.device) -> "Float8Product":
+    def product(self, dtype: torch.dtype, device: torch.device) -> "Float8Product | PackedFloat8Product":
         """The weight in the fastest form for this device."""
-        return Float8Product(self.values.to(device), self.scales.to(device), dtype)
+        values, scales = self.values.to(device), self.scales.to(device).float()
+        blocks = scales.shape[1]
+        group = values.shape[1] if blocks == 1 else block_size(values.shape[1], blocks)
+        if packed_float8.can_compile(values, group, dtype):
+            by_output = _spread_along(0, scales, len(values)).expand(len(values), blocks)
+            return PackedFloat8Product(packed_float8.pack(values, by_output, group))
+        return Float8Product(values, scales, dtype)
 
 
-def round_to_float8(weight: Tensor) -> "Float8Product":
+def round_to_float8(weight: Tensor) -> "Float8Product | PackedFloat8Product":
     """Round a weight [outputs, inputs] to the nearest e4m3 values, with one scale per output."""
     largest = weight.abs().amax(1, keepdim=True).float()
     scales = (largest / LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
-    return Float8Product(_rounded(weight, scales), scales, weight.dtype)
+    return ScaledFloats(_rounded(weight, scales), scales).product(weight.dtype, weight.device)
 
 
 class Float8Product:
@@ -102,11 +112,15 @@ def _rounded(values: Tensor, scales: Tensor) -> Tensor:
 def _spread(scales: Tensor, shape: tuple[int, int]) -> Tensor:
     """Expand block scales so that they broadcast to [outputs, inputs]. The last blocks may be shorter."""
     for dim in (0, 1):
-        blocks = scales.shape[dim]
-        if blocks not in (1, shape[dim]):
-            size = block_size(shape[dim], blocks)
-            scales = scales.repeat_interleave(size, dim).narrow(dim, 0, shape[dim])
+        scales = _spread_along(dim, scales, shape[dim])
     return scales
+
+
+def _spread_along(dim: int, scales: Tensor, size: int) -> Tensor:
+    blocks = scales.shape[dim]
+    if blocks in (1, size):
+        return scales
+    return scales.repeat_interleave(block_size(size, blocks), dim).narrow(dim, 0, size)
 
 
 def block_size(size: int, blocks: int) -> int:

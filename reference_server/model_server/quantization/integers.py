@@ -107,18 +107,6 @@ class IntegerProduct:
         return IntegerProduct(self.weight.part(first, outputs), self.dtype, self.order)
 
 
-@dataclass(frozen=True, slots=True)
-class IntegerLinear:
-    """A product with its bias, [outputs] or None."""
-
-    product: IntegerProduct
-    bias: Tensor | None
-
-    def rows(self, hidden: Tensor) -> Tensor:
-        """hidden: [rows, inputs]; returns [rows, outputs]."""
-        return self.product.with_bias(hidden, self.bias)
-
-
 def stack(products: Sequence[IntegerProduct]) -> IntegerProduct | None:
     """One product with the outputs of all, in order; None if they have no common layout."""
     orders = [product.order for product in products if product.order is not None]

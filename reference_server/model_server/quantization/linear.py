@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from reference_server.model_server.quantization.integers import IntegerLinear, IntegerProduct, stack
+from reference_server.model_server.quantization.packed_product import PackedProduct, PackedProductLinear, stack
 
 
 class Product(Protocol):
@@ -82,7 +82,7 @@ class QuantizedLinear(nn.Module):
     def rows(self, hidden: Tensor) -> Tensor:
         """hidden: [rows, inputs]; returns [rows, outputs]."""
         assert self.product is not None, "the linear has no weight: call `load` first"
-        if isinstance(self.product, IntegerProduct) and not self.sums:
+        if isinstance(self.product, PackedProduct) and not self.sums:
             return self.product.with_bias(hidden, self.bias)
         result = self.product(hidden)
         if self.adapt is not None:
@@ -94,8 +94,8 @@ class QuantizedLinear(nn.Module):
 
 def rows_of(linear: QuantizedLinear) -> Callable[[Tensor], Tensor]:
     """The linear's `rows`, without its module if the compiled kernel has it."""
-    if isinstance(linear.product, IntegerProduct) and not linear.sums:
-        return IntegerLinear(linear.product, linear.bias).rows
+    if isinstance(linear.product, PackedProduct) and not linear.sums:
+        return PackedProductLinear(linear.product, linear.bias).rows
     return linear.rows
 
 
@@ -104,8 +104,7 @@ def stacked(linears: Sequence[QuantizedLinear], keep: bool) -> Callable[[Tensor]
 
     The linears then share its memory, unless `keep`.
     """
-    products = [linear.product for linear in linears if isinstance(linear.product, IntegerProduct)]
-    whole = stack(products) if len(products) == len(linears) else None
+    whole = stack([linear.product for linear in linears])
     if whole is None:
         return lambda hidden: torch.cat([linear.rows(hidden) for linear in linears], 1)
     bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
@@ -116,4 +115,4 @@ def stacked(linears: Sequence[QuantizedLinear], keep: bool) -> Callable[[Tensor]
     for linear in linears if not keep else ():
         linear.product = whole.part(first, linear.out_features)
         first += linear.out_features
-    return IntegerLinear(whole, bias).rows
+    return PackedProductLinear(whole, bias).rows

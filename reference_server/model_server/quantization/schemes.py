@@ -49,7 +49,10 @@ _INT4_TORCH = "torch's int4 product in bfloat16, else dequantized"
 _INT8_TORCH = "torch's int8 product for few rows in bfloat16, else dequantized"
 _INT4 = (f"{_COMPILED}; else {_INT4_TORCH}", _INT4_TORCH)
 _INT8 = (f"{_COMPILED}; else {_INT8_TORCH}", _INT8_TORCH)
-_FP8 = ("dequantized for each product", "`_scaled_mm` from capability 8.9 on, else dequantized")
+_FP8 = (
+    "compiled with AVX-512 BF16 and VBMI in bfloat16, else dequantized for each product",
+    "`_scaled_mm` from capability 8.9 on, else dequantized",
+)
 _BNB = ("bitsandbytes", "bitsandbytes")
 _EXL2 = ("dequantized for each product: less memory, less speed",) * 2
 

@@ -23,7 +23,9 @@ from reference_server.model_server.models.adapters.site import AdapterProduct
 from reference_server.model_server.models.fused.operators import Norm
 from reference_server.model_server.models.fused.packed_linear import panels_of
 from reference_server.model_server.models.fused.walk import Activation, FusedLayer, Heads, Linear
-from reference_server.model_server.quantization.integers import IntegerLinear
+from reference_server.model_server.quantization.integers import IntegerProduct
+from reference_server.model_server.quantization.packed_float8 import PackedFloat8
+from reference_server.model_server.quantization.packed_product import PackedProduct, PackedProductLinear
 
 # The structures of kernels.h and walk.cpp; every field has eight bytes.
 NORM = np.dtype([("weight", "i8"), ("bias", "i8"), ("epsilon", "f8"), ("centered", "i8")])
@@ -35,6 +37,8 @@ GEOMETRY = np.dtype(
     [(name, "i8") for name in ("num_heads", "num_kv_heads", "block_size", "head_dim", "window")]
     + [("scaling", "f8"), ("softcap", "f8"), ("slopes", "i8")]
 )
+# kFloat8Bits of kernels.h.
+FLOAT8_BITS = -8
 NORMS = ("input_norm", "post_norm", "query_norm", "key_norm", "attended_norm", "mlp_norm")
 PRODUCTS = ("qkv", "output", "up", "down")
 LAYER = np.dtype(
@@ -181,19 +185,24 @@ def _norm(norm: Norm) -> tuple[int, int, float, int]:
 def _product(linear: Linear) -> tuple[int, ...] | None:
     """A row of PRODUCT; None if the compiled kernels do not have the linear."""
     owner = getattr(linear, "__self__", None)
-    if isinstance(owner, IntegerLinear) and owner.product.order is None:
-        weight = owner.product.weight
-        groups, quads = weight.codes.shape[1:3]
-        addresses = [_address(part) for part in (weight.multipliers, weight.scales, weight.zeros)]
-        outputs, inputs = weight.shape
-        return (
-            *(_address(weight.codes), _bias(owner.bias), inputs, outputs),
-            *(*addresses, groups, 4 * quads, weight.bits),
-        )
+    if isinstance(owner, PackedProductLinear):
+        return _packed(owner.product, _bias(owner.bias))
     panels = panels_of(linear)
     if panels is None:
         return None
     return _address(panels.packed), _bias(panels.bias), panels.inputs, panels.outputs, 0, 0, 0, 0, 0, 0
+
+
+def _packed(product: PackedProduct, bias: int) -> tuple[int, ...] | None:
+    weight, (outputs, inputs) = product.weight, product.weight.shape
+    if isinstance(weight, PackedFloat8):
+        factors = (_address(weight.factors), 0, 0, weight.factors.shape[1], weight.group, FLOAT8_BITS)
+        return _address(weight.codes), bias, inputs, outputs, *factors
+    if isinstance(product, IntegerProduct) and product.order is not None:
+        return None
+    groups, quads = weight.codes.shape[1:3]
+    addresses = [_address(part) for part in (weight.multipliers, weight.scales, weight.zeros)]
+    return _address(weight.codes), bias, inputs, outputs, *addresses, groups, 4 * quads, weight.bits
 
 
 def _bias(bias: Tensor | None) -> int:

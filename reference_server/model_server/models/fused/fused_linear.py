@@ -1,6 +1,6 @@
 """Replaces the linears of a model by fused ones: stacked, reordered, packed.
 
-Quantized linears of the compiled kernel are stacked too. Others keep their weights: their results are stacked and
+Quantized linears of the compiled kernels are stacked too. Others keep their weights: their results are stacked and
 reordered instead.
 """
 
@@ -17,9 +17,9 @@ from reference_server.model_server.models.tensor_parallel.rank_modules import (
     RowParallelConv1D,
     RowParallelLinear,
 )
-from reference_server.model_server.quantization.integers import IntegerLinear
 from reference_server.model_server.quantization.linear import QuantizedLinear, rows_of
 from reference_server.model_server.quantization.linear import stacked as stacked_quantized
+from reference_server.model_server.quantization.packed_product import PackedProductLinear
 
 CONV1D = ("Conv1D", RowParallelConv1D.__name__)
 """Classes whose weight is [inputs, outputs]."""
@@ -111,7 +111,7 @@ def place_weight(linear: Linear) -> None:
     match getattr(linear, "__self__", None):
         case PackedLinear() as packed:
             packed.place_weight()
-        case IntegerLinear(product=product):
+        case PackedProductLinear(product=product):
             product.place_weight()
 
 

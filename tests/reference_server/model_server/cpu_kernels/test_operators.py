@@ -46,6 +46,8 @@ def test_every_operator_for_the_instructions_of_this_processor_is_there() -> Non
     flags = set(Path("/proc/cpuinfo").read_text().split())
 
     expected = {"linear", "walk"} if "avx512_bf16" in flags else set()
+    if {"avx512_bf16", "avx512vbmi"} <= flags:
+        expected.add("float8_linear")
     if "avx512_vnni" in flags:
         expected.add("integer_linear_vnni")
     elif {"avx2", "fma", "f16c"} <= flags:

@@ -31,7 +31,13 @@ def test_float8_rounds_to_three_mantissa_bits() -> None:
     assert ((product.dequantize() - WEIGHT).abs() <= 2.0**-4 * WEIGHT.abs() + largest * 2.0**-17).all()
 
 
-@pytest.mark.parametrize("module", [int8.round_to_int8, fp8.round_to_float8])
+def widened_before_the_product(weight: torch.Tensor) -> fp8.Float8Product:
+    """Without the compiled kernel."""
+    scales = weight.abs().amax(1, keepdim=True).float() / fp8.LARGEST
+    return fp8.Float8Product((weight.float() / scales).to(torch.float8_e4m3fn), scales, weight.dtype)
+
+
+@pytest.mark.parametrize("module", [int8.round_to_int8, fp8.round_to_float8, widened_before_the_product])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("count", [1, 4, 5, 40])
 def test_any_number_of_rows_is_multiplied_with_the_same_weight(module: object, dtype: torch.dtype, count: int) -> None:

@@ -15,9 +15,10 @@ from reference_server.model_server.memory.kv_cache import UNSCALED, KVCache, KVS
 from reference_server.model_server.models.fused import fuse
 from reference_server.model_server.models.fused.compiled_walk import Undescribed
 from reference_server.model_server.models.fused.fuse import FusedDecoder
+from reference_server.model_server.quantization.fp8 import round_to_float8
 from reference_server.model_server.quantization.int4 import GroupedIntegers
 from reference_server.model_server.quantization.int8 import round_to_int8
-from reference_server.model_server.quantization.linear import QuantizedLinear
+from reference_server.model_server.quantization.linear import Product, QuantizedLinear
 from reference_server.model_server.step_state import IntArray, Step, StepMetadata, StepState, StepTensors
 from tests.support.models.attached import attach
 from tests.support.models.tiny_models import make_tiny_model
@@ -69,11 +70,11 @@ def test_a_decode_step_equals_the_one_operator_by_operator(name: str, rows: int)
 # Weights of eight bits with a scale per output, and of four in groups: bias and tied or plain heads.
 @multiplies
 @torch.no_grad()
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("weights", ["int4", "int8", "fp8"])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "llama-tied-llama3-rope"])
-def test_a_quantized_decode_step_equals_the_one_operator_by_operator(name: str, bits: int) -> None:
-    plain, plain_state = decoder_of(name, bits)
-    compiled, state = decoder_of(name, bits)
+def test_a_quantized_decode_step_equals_the_one_operator_by_operator(name: str, weights: str) -> None:
+    plain, plain_state = decoder_of(name, weights)
+    compiled, state = decoder_of(name, weights)
     compiled.compile_walk()
 
     for rows in (1, 3, 8, 13):
@@ -210,30 +211,38 @@ def test_an_unknown_activation_has_no_compiled_walk() -> None:
     assert str(refused.value) == "the walk does not have its activation"
 
 
-def decoder_of(name: str, bits: int = 16) -> tuple[FusedDecoder, StepState]:
+def decoder_of(name: str, weights: str = "bfloat16") -> tuple[FusedDecoder, StepState]:
     """The model in bfloat16 over a cache of random keys and values, the same on every call."""
     # Stacked products need whole panels of 32 outputs.
-    sizes = {} if bits == 16 else {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 4}
+    sizes = {} if weights == "bfloat16" else {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 4}
     model = make_tiny_model(name, **sizes).to(BF16)
-    if bits < 16:
-        quantize(model, bits)
+    if weights != "bfloat16":
+        quantize(model, weights)
     state = attach(model, BF16, NUM_BLOCKS)
     decoder = fused(model)
     state.cache = new_cache(state, seed=1)
     return decoder, state
 
 
-def quantize(model: PreTrainedModel, bits: int) -> None:
-    """Round the layers' linears: to eight bits by output, to four in groups of 16 inputs around the middle code."""
+def rounded(weight: torch.Tensor, weights: str) -> Product:
+    """Eight bits with a scale per output, four in groups of 16 inputs around the middle code."""
+    if weights == "int8":
+        return round_to_int8(weight)
+    if weights == "fp8":
+        return round_to_float8(weight)
+    scales = weight.float().unflatten(1, (-1, 16)).abs().amax(2) / 7
+    codes = (weight / scales.repeat_interleave(16, 1)).round() + 8
+    group_of = torch.arange(weight.shape[1]) // 16
+    whole = GroupedIntegers(codes.to(torch.uint8), scales, torch.full_like(scales, 8), group_of, 4)
+    return whole.product(BF16, weight.device)
+
+
+def quantize(model: PreTrainedModel, weights: str) -> None:
+    """Round the layers' linears."""
     for path, module in list(model.named_modules()):
         if type(module) is nn.Linear and module is not model.get_output_embeddings():
             weight, linear = module.weight.detach(), QuantizedLinear(module, tuple(module.weight.shape), sums=False)
-            scales = weight.float().unflatten(1, (-1, 16)).abs().amax(2) / 7
-            codes = (weight / scales.repeat_interleave(16, 1)).round() + 8
-            group_of = torch.arange(weight.shape[1]) // 16
-            four = GroupedIntegers(codes.to(torch.uint8), scales, torch.full_like(scales, 8), group_of, 4)
-            product = round_to_int8(weight) if bits == 8 else four.product(BF16, weight.device)
-            linear.load(product, BF16, weight.device)
+            linear.load(rounded(weight, weights), BF16, weight.device)
             parent, _, child = path.rpartition(".")
             setattr(model.get_submodule(parent), child, linear)
 
