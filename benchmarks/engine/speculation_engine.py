@@ -67,7 +67,7 @@ class SwitchedEngine:
         self._shard = shard
         drafter = shard.engine.stepper.drafter
         assert drafter is not None, "an engine without drafts"
-        self._source, self._cost = drafter.source, drafter.cost
+        self._source, self._cost, self._clock = drafter.source, drafter.cost, drafter.clock
 
     @classmethod
     async def load(cls, model: str, speculate: int) -> "SwitchedEngine":
@@ -89,7 +89,7 @@ class SwitchedEngine:
         """A new one. None decodes as a server without drafts: no looks, no histories, no kept hidden states."""
         if not arm.speculate:
             return None
-        made = Drafter(self._source, arm.speculate, self._shard.engine.model.longest_prefix)
+        made = Drafter(self._source, arm.speculate, self._shard.engine.model.longest_prefix, self._clock)
         if arm.is_adaptive:
             made.cost = self._cost
         return made

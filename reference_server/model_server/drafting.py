@@ -5,10 +5,12 @@ The tuner's simulator runs the same rule without tensors, so modules with tensor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from reference_server.messages import DraftCounts, NoDraft
+from reference_server.model_server.draft_sources import DraftSource
 from reference_server.model_server.speculation.acceptance import DraftHistory, overall_rates
 from reference_server.model_server.speculation.draft_budget import DraftBudget
 from reference_server.model_server.speculation.draft_lengths import (
@@ -19,15 +21,17 @@ from reference_server.model_server.speculation.draft_lengths import (
 )
 from reference_server.model_server.speculation.look_times import LONGEST_PAUSE, LookTimes, longest_pause
 from reference_server.model_server.speculation.look_value import OVERALL_DECAY, LookValue
-from reference_server.model_server.speculation.ngram import (
-    NGRAM_PRIORS,
-    NgramDraft,
-    NgramRule,
-    SuffixIndex,
-    first_match,
-)
 from reference_server.model_server.speculation.proposed_draft import ProposedDraft
 from reference_server.model_server.speculation.step_cost import StepCost
+from reference_server.model_server.speculation.step_runs import (
+    FEWEST_PLAIN,
+    REFRESH,
+    RUN,
+    TRIAL,
+    DraftRun,
+    PlainSpeed,
+    Rest,
+)
 
 if TYPE_CHECKING:
     from reference_server.model_server.sequence import Sequence
@@ -38,19 +42,8 @@ MOST_VERIFIED_ROWS = 128
 
 
 NO_CANDIDATE = DraftCandidate(())
-
-
-class DraftSource(Protocol):
-    """Guesses the next tokens of sequences."""
-
-    @property
-    def priors(self) -> SequenceOf[float]:
-        """The chance of a token of each level to be accepted, before anything is known."""
-        ...
-
-    def propose(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int], /) -> list[ProposedDraft]:
-        """For each sequence at most `counts` ids that may follow; none without a guess. The same on every rank."""
-        ...
+MEASURED_STEPS = 4
+"""Of the steps without a look, one in so many is measured."""
 
 
 class Drafter:
@@ -63,20 +56,35 @@ class Drafter:
     cost: with it, a draft is only as long as is expected to pay, and the time that drafts lose is limited; None
     verifies every draft. The estimates are counts of tokens, and the cost is the same on all ranks, so all ranks
     propose the same.
+
+    clock: in ns; with it, one request alone has drafts while its steps, by their measured time, save time by them. None
+    for several ranks, which would measure other times, and for a device that computes while the host goes on.
     """
 
-    def __init__(self, source: DraftSource, speculate: int, kv_border: int | None = None) -> None:
+    def __init__(
+        self,
+        source: DraftSource,
+        speculate: int,
+        kv_border: int | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
         self.source = source
         self.speculate = speculate
         self._kv_border = kv_border
         self._cost: StepCost | None = None
         self._can_pay: dict[int, bool] = {}
+        self.clock = clock
+        self._rest = Rest()
+        self._run: DraftRun | None = None
+        self._num_runs = 0
+        self._speed = PlainSpeed()
         self._overall = overall_rates(source.priors)
         self._budget = DraftBudget()
         self._looks = LookTimes()
         self._look_value = LookValue(decay=OVERALL_DECAY)
         self._saved_by_token_ns = 0.0
         self._undrafted = dict.fromkeys(NoDraft, 0)
+        self._num_undrafted = 0
 
     @property
     def cost(self) -> StepCost | None:
@@ -84,6 +92,7 @@ class Drafter:
 
     @cost.setter
     def cost(self, cost: StepCost | None) -> None:
+        self._rest, self._run, self._speed = Rest(), None, PlainSpeed()
         self._cost = cost
         self._can_pay.clear()
         self._overall = overall_rates(self.source.priors)
@@ -95,6 +104,8 @@ class Drafter:
         """Whether a step of so many sequences may have drafts."""
         if self._cost is None:
             return num_rows < MOST_VERIFIED_ROWS
+        if self.clock is not None and num_rows == 1:
+            return True
         known = self._can_pay.get(num_rows)
         if known is None:
             known = self._can_pay[num_rows] = can_pay(num_rows, self.speculate, self._cost)
@@ -102,27 +113,34 @@ class Drafter:
 
     def may_look(self, rows: SequenceOf[Sequence]) -> bool:
         """Whether the step after those counted so far, of these rows, may look for drafts."""
-        return self.pays(len(rows)) and (self._cost is None or not self._looks.rests(rows))
+        if self._rest.left and tuple(rows) == self._rest.rows:
+            return False
+        self._count_rest()
+        return self.pays(len(rows)) and (self._cost is None or not self._looks.rest(rows))
 
     def skips_next(self, rows: SequenceOf[Sequence]) -> bool:
         """Whether the next step of these sequences has no drafts, whatever their newest ids are; counts that step."""
-        if not self.pays(len(rows)):
-            self.leave_out(NoDraft.BATCH, len(rows))
+        if self._rests(rows):
             return True
         if self._cost is None:
-            return False
-        if not self._looks.rests(rows) and self._due(rows, self._cost):
-            return False
-        self._step_without_look(len(rows), self._cost)
-        return True
+            if self.pays(len(rows)):
+                return False
+            self.leave_out(NoDraft.BATCH, len(rows))
+            return True
+        return not self._due_now(rows, self._cost)
 
     def propose(self, rows: SequenceOf[Sequence]) -> tuple[Draft, ...]:
         """A draft for each sequence, whose ids are all on the host; empty if no sequence has one."""
+        if self._rests(rows):
+            return ()
+        if self._cost is not None:
+            if self.clock is not None and len(rows) == 1:
+                return self._timed(rows, self._cost, self.clock)
+            due = self._due_now(rows, self._cost)
+            return self.look(rows, due, self._cost) if due else ()
         if not self.pays(len(rows)):
             self.leave_out(NoDraft.BATCH, len(rows))
             return ()
-        if self._cost is not None:
-            return self._adapted(rows, self._cost)
         room = MOST_VERIFIED_ROWS - len(rows)
         drafts: list[Draft] = []
         for proposal in self._proposals(rows):
@@ -139,7 +157,8 @@ class Drafter:
         plain_ns, look_ns = cost.plain_ns(num_rows), cost.proposing_ns(len(due))
         self._budget.decoded(plain_ns)
         self._budget.add(-look_ns)
-        self.leave_out(NoDraft.COST, num_rows - len(due))
+        if num_rows > len(due):
+            self.leave_out(NoDraft.COST, num_rows - len(due))
         found = self._proposals([rows[row] for row in due])
         num_right = sum(self._history(rows[row]).settle(rows[row].ids) for row in due)
         if 2 * num_right >= len(due):
@@ -148,37 +167,45 @@ class Drafter:
         lengths, values = self._lengths(rows, due, found, look_ns, token_ns, cost)
         longest = longest_pause(cost.proposing_ns(1), plain_ns)
         pays = False
-        drafts: list[Draft] = [()] * num_rows
         for row, length, value, (ids, levels) in zip(due, lengths, values, found, strict=True):
             history, num_ids = self._history(rows[row]), len(rows[row].ids)
             self._look_value.add(value)
             pays |= history.looked(value, num_ids, longest)
             if length:
                 history.drafted(levels)
-                drafts[row] = tuple(ids[:length])
             elif ids:
                 self.leave_out(NoDraft.COST, 1)
                 history.guess(num_ids, ids[0], levels[0])
         self._looks.looked(pays, longest_pause(look_ns, plain_ns))
+        self._looks.stepped()
         if not any(lengths):
             return ()
         self._saved_by_token_ns = token_ns
+        drafts: list[Draft] = [()] * num_rows
+        for row, length, (ids, _) in zip(due, lengths, found, strict=True):
+            drafts[row] = tuple(ids[:length])
         return tuple(drafts)
 
     def leave_out(self, reason: NoDraft, num_tokens: int) -> None:
         """Count tokens that are chosen without a draft."""
         self._undrafted[reason] += num_tokens
+        self._num_undrafted += num_tokens
 
     def take_undrafted(self, least: int = 0) -> tuple[int, ...]:
         """The tokens chosen without a draft since the last call, if these are at least so many; else nothing."""
-        if sum(self._undrafted.values()) < max(1, least):
+        rest = self._rest
+        if self._num_undrafted + rest.taken * len(rest.rows) < max(1, least):
             return ()
+        self._count_rest()
         counts = tuple(self._undrafted.values())
         self._undrafted = dict.fromkeys(NoDraft, 0)
+        self._num_undrafted = 0
         return counts
 
     def verified(self, sequence: Sequence, num_accepted: int, num_verified: int) -> None:
         """Report the result of a sequence's draft."""
+        if self._run is not None and self._run.request is sequence:
+            return
         self._budget.add(num_accepted * self._saved_by_token_ns)
         if self._cost is not None and sequence.draft_history is not None:
             sequence.draft_history.verified(num_accepted, num_verified)
@@ -204,20 +231,95 @@ class Drafter:
             count = min(count, self._kv_border - sequence.cache_len - 1)
         return count
 
-    def _adapted(self, rows: SequenceOf[Sequence], cost: StepCost) -> tuple[Draft, ...]:
-        """Drafts of the lengths that pay, if any are to be looked for in this step."""
-        due = [] if self._looks.rests(rows) else self._due(rows, cost)
-        if not due:
-            self._step_without_look(len(rows), cost)
-            return ()
-        drafts = self.look(rows, due, cost)
-        self._looks.stepped()
-        return drafts
+    def _rests(self, rows: SequenceOf[Sequence]) -> bool:
+        """Whether the step is one of a rest; counts it."""
+        rest = self._rest
+        if not rest.left or tuple(rows) != rest.rows:
+            return False
+        rest.left -= 1
+        rest.taken += 1
+        rest.num_steps += 1
+        return True
 
-    def _step_without_look(self, num_rows: int, cost: StepCost) -> None:
+    def _begin_rest(self, rows: SequenceOf[Sequence], reason: NoDraft, num_steps: int, now_ns: int = 0) -> None:
+        """Start a rest with this step."""
+        self._rest = Rest(tuple(rows), reason, num_steps - 1, 1, 1, now_ns)
+
+    def _count_rest(self) -> None:
+        """Count the steps of the rest so far."""
+        rest = self._rest
+        if rest.taken:
+            assert self._cost is not None
+            num_rows = len(rest.rows)
+            self._looks.stepped(rest.taken)
+            self._budget.decoded(self._cost.plain_ns(num_rows), rest.taken)
+            self.leave_out(rest.reason, rest.taken * num_rows)
+            rest.taken = 0
+
+    def _due_now(self, rows: SequenceOf[Sequence], cost: StepCost, now_ns: int = 0) -> list[int]:
+        """The rows to look for drafts of in this step; without one, a rest starts with this step."""
+        self._count_rest()
+        num_rows = len(rows)
+        if not self.pays(num_rows):
+            self._begin_rest(rows, NoDraft.BATCH, LONGEST_PAUSE, now_ns)
+            return []
+        rest = self._looks.rest(rows)
+        if not rest:
+            due = self._due(rows, cost)
+            if due:
+                self._rest = Rest()
+                return due
+            rest = max(1, self._looks.rest(rows))
+        self._begin_rest(rows, NoDraft.COST, rest, now_ns)
+        return []
+
+    def _timed(self, rows: SequenceOf[Sequence], cost: StepCost, clock: Callable[[], int]) -> tuple[Draft, ...]:
+        """The drafts of one request in runs, of which each is measured."""
+        (sequence,) = rows
+        run = self._run
+        if run is not None and run.left and run.request is sequence:
+            if run.left == run.num_steps - 1:
+                run.warm_ns, run.warm_ids = clock(), len(sequence.ids)
+            run.left -= 1
+            return self._whole_drafts(rows)
+        now_ns = clock()
+        token_ns = self._token_ns(rows, cost)
+        rest = self._rest
+        if rest.started_ns and rest.num_steps >= FEWEST_PLAIN and rest.rows == tuple(rows):
+            self._speed.add((now_ns - rest.started_ns) / rest.num_steps, token_ns)
+        speed = self._speed.ratio
+        if run is not None:
+            self._run = None
+            if run.request is sequence and speed is not None:
+                self._end_run(run, sequence, now_ns, speed * token_ns)
+        self._count_rest()
+        if speed is None or self._num_runs >= REFRESH:
+            self._num_runs = 0
+            self._begin_rest(rows, NoDraft.COST, 2 * FEWEST_PLAIN, now_ns)
+            return ()
+        if not self._due_now(rows, cost, now_ns):
+            return ()
+        num_steps = RUN if self._history(sequence).saves_time else TRIAL
+        self._run = DraftRun(sequence, num_steps - 1, num_steps, now_ns, len(sequence.ids))
+        self._num_runs += 1
+        return self._whole_drafts(rows)
+
+    def _end_run(self, run: DraftRun, sequence: Sequence, now_ns: int, token_ns: float) -> None:
+        """Decide by the time of a run whether another one follows."""
+        num_ids = len(sequence.ids)
+        value, lost_ns = run.value(now_ns, num_ids, token_ns), run.lost_ns(now_ns, num_ids, token_ns)
+        self._looks.stepped(run.num_steps - 1)
+        self._budget.decoded(token_ns, run.num_steps)
+        self._budget.add(-lost_ns)
+        self._look_value.add(value)
+        longest = longest_pause(max(0.0, lost_ns), token_ns)
+        pays = self._history(sequence).measured(value, num_ids, longest)
+        self._looks.looked(pays, longest)
         self._looks.stepped()
-        self._budget.decoded(cost.plain_ns(num_rows))
-        self.leave_out(NoDraft.COST, num_rows)
+
+    def _whole_drafts(self, rows: SequenceOf[Sequence]) -> tuple[Draft, ...]:
+        drafts = tuple(tuple(proposal.ids) for proposal in self._proposals(rows))
+        return drafts if any(drafts) else ()
 
     def _due(self, rows: SequenceOf[Sequence], cost: StepCost) -> list[int]:
         """The rows to look for drafts of, as far as the budget allows."""
@@ -304,29 +406,3 @@ def count_by_place(verified: SequenceOf[tuple[int, int]]) -> DraftCounts:
         proposed=tuple(sum(length > place for _, length in verified) for place in places),
         accepted=tuple(sum(accepted > place for accepted, _ in verified) for place in places),
     )
-
-
-class NgramSource:
-    """Drafts from the request's own prompt and output. The level of a token is the length of the match."""
-
-    def __init__(self, rule: NgramRule) -> None:
-        self._rule = rule
-
-    @property
-    def priors(self) -> SequenceOf[float]:
-        return NGRAM_PRIORS
-
-    def propose(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int], /) -> list[ProposedDraft]:
-        """The ids after an earlier occurrence of each sequence's last ones."""
-        return [self._of(sequence, count) for sequence, count in zip(sequences, counts, strict=True)]
-
-    def _of(self, sequence: Sequence, count: int) -> ProposedDraft:
-        draft = self._draft(sequence, count)
-        return ProposedDraft(draft.ids, [draft.match_len] * len(draft.ids))
-
-    def _draft(self, sequence: Sequence, count: int) -> NgramDraft:
-        if self._rule is NgramRule.TGI:
-            return first_match(sequence.ids, count)
-        if sequence.suffixes is None:
-            sequence.suffixes = SuffixIndex()
-        return sequence.suffixes.draft(sequence.ids, count)

@@ -29,7 +29,8 @@ from reference_server.model_server.draft_cost import DraftCost
 from reference_server.model_server.draft_heads.base_model import BaseModel
 from reference_server.model_server.draft_heads.heads import DraftHeads, load_heads, num_drafted
 from reference_server.model_server.draft_heads.source import HeadsSource
-from reference_server.model_server.drafting import Drafter, NgramSource
+from reference_server.model_server.draft_sources import NgramSource
+from reference_server.model_server.drafting import Drafter
 from reference_server.model_server.forward.cuda_graph import graph_sizes
 from reference_server.model_server.forward.prepare import prepare_model
 from reference_server.model_server.intake import Intake
@@ -202,7 +203,10 @@ class Engine:
         if not self._speculate:
             return None
         source = NgramSource(self.options.ngram_rule) if heads is None else HeadsSource(heads, self._group)
-        return Drafter(source, self._speculate, self.model.longest_prefix)
+        # With other ranks or devices, the time between two steps is not that of a step, or not the same for all.
+        is_timed = self._group.world_size == 1 and self._run_ahead() is RunAhead.AFTER_REPLY
+        clock = time.perf_counter_ns if is_timed else None
+        return Drafter(source, self._speculate, self.model.longest_prefix, clock)
 
     def enter_thread(self) -> None:
         """Make the device current in the calling thread, which steps the model."""

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 NOTHING = nullcontext()
 NO_DRAFTS = DraftCounts()
-REPORTED_TOKENS = 32
+REPORTED_TOKENS = 256
 """Tokens without a draft after which they are reported."""
 NO_CHUNK_LIMIT = 1 << 30
 """The chunk budget until warm-up sets it."""

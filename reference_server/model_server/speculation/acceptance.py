@@ -70,6 +70,11 @@ class DraftHistory:
         self.look_at = 0
         """The number of ids from which a draft is looked for again."""
 
+    @property
+    def saves_time(self) -> bool:
+        """Whether its looks saved time in the mean."""
+        return self._look_value.mean > 0
+
     def rate(self, level: int) -> float:
         return self._rates[level].value
 
@@ -86,6 +91,15 @@ class DraftHistory:
         """Count a look of this value after `num_ids` ids; returns whether the next token has a look again."""
         self._look_value.add(value)
         if value > 0 or self._look_value.mean > 0:
+            self._pause = 1
+            return True
+        self._skip(num_ids, longest)
+        return False
+
+    def measured(self, value: float, num_ids: int, longest: int) -> bool:
+        """The same for a run of looks, of which the time was measured."""
+        self._look_value.add(value)
+        if self.saves_time:
             self._pause = 1
             return True
         self._skip(num_ids, longest)

@@ -32,11 +32,11 @@ class DraftBudget:
             self._left_ns = FIRST_STEPS * plain_ns
             self._most_ns = MOST_STEPS * plain_ns
 
-    def decoded(self, plain_ns: float) -> None:
-        """Count a step, which takes `plain_ns` without drafts."""
+    def decoded(self, plain_ns: float, num_steps: int = 1) -> None:
+        """Count steps, each of which takes `plain_ns` without drafts."""
         self.start(plain_ns)
         self._most_ns = MOST_STEPS * plain_ns
-        self.add(LOSS_SHARE * plain_ns)
+        self.add(num_steps * LOSS_SHARE * plain_ns)
 
     def add(self, saved_ns: float) -> None:
         """Count time that is saved, or lost if negative."""

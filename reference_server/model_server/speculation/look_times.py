@@ -26,15 +26,16 @@ class LookTimes:
         self._due_from = 0
         self._undue: Sequence[object] = ()
 
-    def rests(self, rows: Sequence[object]) -> bool:
-        """Whether the next step, with these rows, has no look."""
-        if self._step < self._look_from:
-            return True
-        return self._step < self._due_from and rows == self._undue
+    def rest(self, rows: Sequence[object]) -> int:
+        """The number of next steps that have no look, with these rows."""
+        pause = self._look_from - self._step
+        if pause < self._due_from - self._step and rows == self._undue:
+            return self._due_from - self._step
+        return max(0, pause)
 
-    def stepped(self) -> None:
-        """Count a step."""
-        self._step += 1
+    def stepped(self, num_steps: int = 1) -> None:
+        """Count steps."""
+        self._step += num_steps
 
     def none_due(self, rows: Sequence[object], num_steps: int) -> None:
         """All of these rows pause for this many steps, counted from the next one."""

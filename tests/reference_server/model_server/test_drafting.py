@@ -9,7 +9,8 @@ import numpy as np
 from reference_server.messages import ChooserParameters, NoDraft, Request, StoppingParameters
 from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
 from reference_server.model_server.decoding.stopping import StoppingCriteria
-from reference_server.model_server.drafting import MOST_VERIFIED_ROWS, Drafter, NgramSource
+from reference_server.model_server.draft_sources import NgramSource
+from reference_server.model_server.drafting import MOST_VERIFIED_ROWS, Drafter
 from reference_server.model_server.sequence import Sequence
 from reference_server.model_server.speculation.draft_budget import FIRST_STEPS, LOSS_SHARE
 from reference_server.model_server.speculation.ngram import NgramRule

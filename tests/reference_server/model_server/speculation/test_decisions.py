@@ -98,13 +98,30 @@ CASES = (
 )
 
 
-def ns_per_token(case: Case, is_adaptive: bool, tokens: Tokenizer) -> float:
-    """The cost of requests one batch after the other, by the prices that the drafter knows."""
+class Clock:
+    """The time of the simulated steps. noise: of each reading's difference to the one before, as a share, at most."""
+
+    def __init__(self, noise: float) -> None:
+        self.now_ns = 0.0
+        self._noise = noise
+        self._draw = random.Random(2)
+
+    def step(self, spent_ns: float) -> None:
+        self.now_ns += spent_ns * (1 + self._noise * self._draw.uniform(-1, 1))
+
+    def __call__(self) -> int:
+        return int(self.now_ns)
+
+
+def ns_per_token(
+    case: Case, is_adaptive: bool, tokens: Tokenizer, clock: Clock | None = None, known: StepCost | None = None
+) -> float:
+    """The cost of requests one batch after the other. known: the cost that the drafter knows; None: the true one."""
     text = random.Random(1).choices(range(1, 4000), k=(1 + NUM_REQUESTS) * NEW_TOKENS * 2)
     source, cost = DrawnDrafts(case, text), case.cost
-    drafter = Drafter(source, NUM_DRAFTED)
+    drafter = Drafter(source, NUM_DRAFTED, clock=clock)
     if is_adaptive:
-        drafter.cost = cost
+        drafter.cost = known or cost
     spent_ns, num_tokens = 0.0, 0
     for request in range(NUM_REQUESTS):
         prompt = text[: 1 + NEW_TOKENS * request]
@@ -112,10 +129,13 @@ def ns_per_token(case: Case, is_adaptive: bool, tokens: Tokenizer) -> float:
         for row in rows if case.sampled_ns else ():
             row.request = replace(row.request, parameters=ChooserParameters(do_sample=True))
         for _ in range(NEW_TOKENS // 2):
-            drafts = drafter.propose(rows) or ((),) * case.num_rows
+            before_ns = spent_ns + source.spent_ns
+            drafts = drafter.propose(tuple(rows)) or ((),) * case.num_rows
             num_drafted = sum(map(len, drafts))
             spent_ns += case.sampled_ns * (case.num_rows + num_drafted)
             spent_ns += cost.plain_ns(case.num_rows + num_drafted) + cost.drafts_ns * bool(num_drafted)
+            if clock is not None:
+                clock.step(spent_ns + source.spent_ns - before_ns)
             for sequence, draft in zip(rows, drafts, strict=True):
                 known, accepted = len(sequence.ids), 0
                 while accepted < len(draft) and draft[accepted] == text[known + accepted]:
@@ -135,3 +155,16 @@ def test_adaptive_drafts_are_as_fast_as_the_better_of_fixed_and_none(case: Case)
 
     assert adaptive >= 0.97
     assert adaptive >= 0.95 * fixed
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+@pytest.mark.parametrize("price", [0.3, 3.0])
+@pytest.mark.parametrize("case", [case for case in CASES if case.num_rows == 1], ids=lambda case: case.name)
+def test_drafts_of_one_request_follow_the_measured_time_of_its_steps(case: Case, price: float, noise: float) -> None:
+    """Whatever the warm-up has measured."""
+    tokens, known = tokenizer(), replace(case.cost, proposal_ns=(case.look_ns * price,), drafts_ns=60.0 * price)
+    adaptive = case.plain_ns / ns_per_token(case, True, tokens, Clock(noise), known)
+    fixed = case.plain_ns / ns_per_token(case, False, tokens)
+
+    assert adaptive >= 0.97
+    assert adaptive >= 0.97 * fixed

@@ -1,0 +1,57 @@
+"""Sources of drafts: their protocol, and n-grams. draft_heads/source.py has those of draft heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from typing import TYPE_CHECKING, Protocol
+
+from reference_server.model_server.speculation.ngram import (
+    NGRAM_PRIORS,
+    NgramDraft,
+    NgramRule,
+    SuffixIndex,
+    first_match,
+)
+from reference_server.model_server.speculation.proposed_draft import ProposedDraft
+
+if TYPE_CHECKING:
+    from reference_server.model_server.sequence import Sequence
+
+
+class DraftSource(Protocol):
+    """Guesses the next tokens of sequences."""
+
+    @property
+    def priors(self) -> SequenceOf[float]:
+        """The chance of a token of each level to be accepted, before anything is known."""
+        ...
+
+    def propose(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int], /) -> list[ProposedDraft]:
+        """For each sequence at most `counts` ids that may follow; none without a guess. The same on every rank."""
+        ...
+
+
+class NgramSource:
+    """Drafts from the request's own prompt and output. The level of a token is the length of the match."""
+
+    def __init__(self, rule: NgramRule) -> None:
+        self._rule = rule
+
+    @property
+    def priors(self) -> SequenceOf[float]:
+        return NGRAM_PRIORS
+
+    def propose(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int], /) -> list[ProposedDraft]:
+        """The ids after an earlier occurrence of each sequence's last ones."""
+        return [self._of(sequence, count) for sequence, count in zip(sequences, counts, strict=True)]
+
+    def _of(self, sequence: Sequence, count: int) -> ProposedDraft:
+        draft = self._draft(sequence, count)
+        return ProposedDraft(draft.ids, [draft.match_len] * len(draft.ids))
+
+    def _draft(self, sequence: Sequence, count: int) -> NgramDraft:
+        if self._rule is NgramRule.TGI:
+            return first_match(sequence.ids, count)
+        if sequence.suffixes is None:
+            sequence.suffixes = SuffixIndex()
+        return sequence.suffixes.draft(sequence.ids, count)
