@@ -165,7 +165,8 @@ def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
         print(f"no plan: {costs.problem}; plan anyway with --force")
         return TOO_POOR
     is_cached = server.uses_prefix_caching
-    law = law_of(server, costs.of(server.settings))
+    # Fleets that suffice only if every prediction is right are too small.
+    law = law_of(server, costs.with_errors().of(server.settings))
     fleet = Fleet(
         server.rule,
         law,

@@ -5,7 +5,7 @@ A file written by hand can have a single model. Outputs then note that the costs
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tuner.errors import CostModelError, NotSimulatedError
 from tuner.simulator.fitting.cache_cost import fit_factor, with_keys_scaled
 from tuner.simulator.fitting.client_cost import NO_COST, ClientCost
 from tuner.simulator.fitting.cost_model import FORMAT, CostModel, StepErrors
-from tuner.simulator.fitting.fit_steps import fit, rescaled
+from tuner.simulator.fitting.fit_steps import SUMMED, fit, rescaled
 from tuner.simulator.fitting.traced_steps import TracedSteps, joined, without_first_of_shape
 from tuner.simulator.simulated_server import KvPool, SimulatedServer, has_float8_cache, scheme_of
 
@@ -23,8 +23,12 @@ UNKNOWN_RANGES = (
     "the cost file has no `ranges`, the sizes of the measured steps: run the study or `tgi-tune simulate fit` again"
 )
 FEWEST_DECODES = 20
-# Largest median errors of usable predictions: of held-out steps by phase, and of held-out loads by metric.
-USABLE_ERRORS = {"prefill": 0.08, "decode": 0.08, "throughput": 0.15, "tpot": 0.15, "ttft": 0.3}
+# Largest median errors of usable predictions: of sums of held-out steps by phase, and of held-out loads by metric.
+USABLE_ERRORS = {"prefill": 0.2, "decode": 0.2, "throughput": 0.15, "tpot": 0.15, "ttft": 0.3}
+# The same of steps of about one size: loads with other batch sizes than the measured ones are then predicted by chance.
+USABLE_SIZES = 0.5
+# Above these, the output states the error: of sums of held-out steps, and of equal steps.
+GOOD_ERRORS = {"prefill": 0.08, "decode": 0.08}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,35 +82,43 @@ class Costs:
 
     @property
     def problem(self) -> str | None:
-        """A sentence on a held-out error that is too large, or on unknown ranges; None if predictions are usable.
-
-        An error up to the differences between equal steps is caused by the machine and not by the law.
-        """
+        """A sentence on a held-out error that is too large, or on unknown ranges; None if predictions are usable."""
         if any(model.lacks_ranges for model in self.models.values()):
             return UNKNOWN_RANGES
         for errors in self._errors:
-            for name, median in errors.median.items():
-                most, spread = USABLE_ERRORS.get(name, math.inf), errors.spread.get(name, 0.0)
-                if errors.of_law(name) > most:
-                    beyond = f" ({errors.of_law(name):.1%} without the differences of equal steps)" if spread else ""
-                    return f"the median error of held-out {name} is {median:.1%}{beyond}, above {most:.0%}"
+            for name in errors.median:
+                error, most = errors.of_prediction(name), USABLE_ERRORS.get(name, math.inf)
+                if error > most:
+                    return f"the median error of held-out {_of_what(errors, name)} is {error:.1%}, above {most:.0%}"
+                if errors.sizes.get(name, 0.0) > USABLE_SIZES:
+                    return (
+                        f"held-out {name} steps of one size are predicted with an error of {errors.sizes[name]:.0%}, "
+                        f"above {USABLE_SIZES:.0%}"
+                    )
         return None
 
     @property
     def noise(self) -> str | None:
-        """A sentence on a busy machine: steps with equal work differ by more than the limit on errors."""
-        spreads = {
-            name: max(errors.spread.get(name, 0.0) for errors in self._errors)
-            for name, most in USABLE_ERRORS.items()
-            if any(errors.spread.get(name, 0.0) > most for errors in self._errors)
+        """Sentences on errors and differences between equal steps that predictions should be read with; or None."""
+        spreads = self._above_good(lambda errors, name: errors.spread.get(name, 0.0))
+        errors = self._above_good(lambda errors, name: errors.sums.get(name, 0.0))
+        busy = f"the machine was busy during the measurement: equal steps differ by {spreads} in the median"
+        sizes = self._above_good(lambda errors, name: errors.sizes.get(name, 0.0))
+        off = f"sums of held-out steps are predicted with a median error of {errors}: expect as much of the predictions"
+        off += f", and up to {sizes} at single batch sizes" if sizes else ""
+        return "; ".join(filter(None, (spreads and busy, errors and off))) or None
+
+    def _above_good(self, error_of: Callable[[StepErrors, str], float]) -> str:
+        """The largest errors of all models, by phase, where they are above the good ones."""
+        largest = {
+            name: max((error_of(errors, name) for errors in self._errors if name in errors.median), default=0.0)
+            for name in GOOD_ERRORS
         }
-        if not spreads:
-            return None
-        shown = " and ".join(f"{spread:.0%} ({name})" for name, spread in spreads.items())
-        return (
-            f"the machine was busy during the measurement: equal steps differ by {shown} in the median; "
-            "predictions are for a machine as busy as then"
-        )
+        return " and ".join(f"{error:.0%} ({name})" for name, error in largest.items() if error > GOOD_ERRORS[name])
+
+    def with_errors(self) -> "Costs":
+        """The costs with step times that are longer by the error to expect of a prediction."""
+        return replace(self, models={scheme: model.with_error() for scheme, model in self.models.items()})
 
     @property
     def error(self) -> str | None:
@@ -151,6 +163,10 @@ class Costs:
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self.to_json(), indent=2, default=str) + "\n")
+
+
+def _of_what(errors: StepErrors, name: str) -> str:
+    return f"{name}, in sums of {SUMMED} steps," if name in errors.sums else name
 
 
 def read_costs(path: Path) -> Costs:

@@ -20,19 +20,28 @@ class StepErrors:
     """Median and 90th percentile of relative errors: of held-out steps, by phase.
 
     For a model from client timings: of held-out loads, by `throughput`, `ttft` and `tpot`. spread: median relative
-    deviation of held-out steps from steps with equal work, by phase; no law can predict a step better.
+    deviation of held-out steps from steps with equal work, by phase; no law can predict a step better. sums: median
+    relative error of the sum of consecutive held-out steps, by phase. A prediction is such a sum, in which the
+    differences between equal steps cancel. sizes: the largest error of the sum of all held-out steps of about one size,
+    in rows or prompt tokens, by phase.
     """
 
     median: Mapping[str, float]
     p90: Mapping[str, float]
     spread: Mapping[str, float] = field(default_factory=dict)
+    sums: Mapping[str, float] = field(default_factory=dict)
+    sizes: Mapping[str, float] = field(default_factory=dict)
 
-    def of_law(self, name: str) -> float:
-        """The part of the median error that equal steps do not explain."""
-        return math.sqrt(max(0.0, self.median[name] ** 2 - self.spread.get(name, 0.0) ** 2))
+    def of_prediction(self, name: str) -> float:
+        """The error to expect of a prediction."""
+        return self.sums.get(name, self.median[name])
 
     def to_json(self) -> dict[str, Any]:
-        return {"median": dict(self.median), "p90": dict(self.p90), "spread": dict(self.spread)}
+        return {name: dict(getattr(self, name)) for name in ("median", "p90", "spread", "sums", "sizes")}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> "StepErrors":
+        return cls(row["median"], row["p90"], row.get("spread", {}), row.get("sums", {}), row.get("sizes", {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,13 @@ class CostModel:
         scaled = {name: value * factors.get(name, 1.0) for name, value in self.coefficients.items()}
         return replace(self, coefficients=scaled)
 
+    def with_error(self) -> "CostModel":
+        """The model with times that are longer by the error to expect of a prediction."""
+        if self.errors is None:
+            return self
+        longer = {phase: 1 + self.errors.sums.get(phase, 0.0) for phase in ("prefill", "decode")}
+        return self.scaled(longer["prefill"], longer["decode"])
+
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
@@ -116,7 +132,7 @@ class CostModel:
                 tuple(row.get("unknown", ())),
                 int(row.get("steps", 0)),
                 {name: (float(lo), float(hi)) for name, (lo, hi) in row.get("intervals_ns", {}).items()},
-                None if errors is None else StepErrors(errors["median"], errors["p90"], errors.get("spread", {})),
+                None if errors is None else StepErrors.from_json(errors),
                 str(row.get("source", BY_HAND)),
                 dict(row.get("facts", {})),
                 None if row.get("acceptance") is None else DraftAcceptance.from_json(row["acceptance"]),

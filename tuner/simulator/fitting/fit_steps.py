@@ -24,6 +24,8 @@ FEWEST_STEPS = 4
 # Number of folds in which steps are held out, and number of ranges for each factor of two: numbers of keys in the same
 # range have one shape.
 FOLDS, KEY_RANGES = 5, 2
+# Consecutive steps whose sum is compared with its prediction: about as many as a response has.
+SUMMED = 64
 # Rounds of reweighting, the relative error below which a step has no larger weight, and the bound on a prediction's
 # ratio to the measured time, as a scale of errors.
 ROUNDS, SMALL, FAR = 8, 0.02, 20.0
@@ -160,22 +162,46 @@ def _least_squares(weighted: Array, target: Array) -> Array:
 
 def _held_out_errors(steps: TracedSteps, columns: Array, known: Sequence[int]) -> StepErrors:
     """The error of every step, predicted from the other folds; steps of one shape are in one fold."""
-    predicted = np.zeros(len(steps))
+    predicted, scaled = np.zeros(len(steps)), np.zeros(len(steps))
+    is_prefill = steps.work[:, 0] > 0
     folds = _folds(steps)
     for fold in range(FOLDS):
         is_out = folds == fold
         if is_out.any() and not is_out.all():
             coefficients = _solve(columns[~is_out], steps.wall_ns[~is_out], known)
-            predicted[is_out] = columns[is_out] @ np.asarray([coefficients.get(name, 0.0) for name in COLUMNS])
+            times_ns = columns @ np.asarray([coefficients.get(name, 0.0) for name in COLUMNS])
+            predicted[is_out] = times_ns[is_out]
+            for phase in (is_prefill, ~is_prefill):
+                # To the mean, as `rescaled` does.
+                total = times_ns[phase & ~is_out].sum()
+                factor = steps.wall_ns[phase & ~is_out].sum() / total if total else 1.0
+                scaled[phase & is_out] = factor * times_ns[phase & is_out]
     errors = np.abs(predicted / steps.wall_ns - 1)
-    is_prefill = steps.work[:, 0] > 0
-    median, p90, spread = {}, {}, {}
+    median, p90, spread, sums, sizes = {}, {}, {}, {}, {}
     for name, phase in (("prefill", is_prefill), ("decode", ~is_prefill)):
         if phase.any():
             median[name] = float(np.median(errors[phase]))
             p90[name] = float(np.quantile(errors[phase], 0.9))
             spread[name] = spread_of_equal_steps(steps.work[phase], steps.wall_ns[phase], predicted[phase])
-    return StepErrors(median, p90, spread)
+            if phase.sum() >= SUMMED:
+                sums[name] = _error_of_sums(steps.wall_ns[phase], scaled[phase])
+                in_size = steps.work[phase, 1 if name == "prefill" else 4]
+                sizes[name] = _error_of_sizes(in_size, steps.wall_ns[phase], scaled[phase])
+    return StepErrors(median, p90, spread, sums, sizes)
+
+
+def _error_of_sums(wall_ns: Array, predicted_ns: Array) -> float:
+    """Median relative error of the sums of SUMMED consecutive steps."""
+    firsts = np.arange(0, len(wall_ns) - SUMMED + 1, SUMMED)
+    measured, expected = (np.add.reduceat(times[: firsts[-1] + SUMMED], firsts) for times in (wall_ns, predicted_ns))
+    return float(np.median(np.abs(expected / measured - 1)))
+
+
+def _error_of_sizes(sizes: Array, wall_ns: Array, predicted_ns: Array) -> float:
+    """The largest relative error of the sum of all steps of about one size, of those with SUMMED steps."""
+    powers = np.ceil(np.log2(np.maximum(sizes, 1.0)))
+    groups = [powers == power for power in np.unique(powers) if (powers == power).sum() >= SUMMED]
+    return max((abs(float(predicted_ns[each].sum() / wall_ns[each].sum()) - 1) for each in groups), default=0.0)
 
 
 def _folds(steps: TracedSteps) -> npt.NDArray[np.int64]:
