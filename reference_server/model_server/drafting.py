@@ -30,6 +30,7 @@ from reference_server.model_server.speculation.step_runs import (
     TRIAL,
     DraftRun,
     PlainSpeed,
+    Progress,
     Rest,
 )
 
@@ -136,6 +137,7 @@ class Drafter:
         if self._cost is not None:
             if self.clock is not None and len(rows) == 1:
                 return self._timed(rows, self._cost, self.clock)
+            self._interrupt_run()
             due = self._due_now(rows, self._cost)
             return self.look(rows, due, self._cost) if due else ()
         if not self.pays(len(rows)):
@@ -186,6 +188,13 @@ class Drafter:
             drafts[row] = tuple(ids[:length])
         return tuple(drafts)
 
+    def with_prompts(self, num_decoding: int) -> None:
+        """Count a step with prompts, which has no drafts. Its time is not that of a decode step."""
+        self.leave_out(NoDraft.PROMPTS, num_decoding)
+        self._interrupt_run()
+        if self._rest.started_ns:
+            self._rest.started_ns = self._rest.left = 0
+
     def leave_out(self, reason: NoDraft, num_tokens: int) -> None:
         """Count tokens that are chosen without a draft."""
         self._undrafted[reason] += num_tokens
@@ -205,6 +214,7 @@ class Drafter:
     def verified(self, sequence: Sequence, num_accepted: int, num_verified: int) -> None:
         """Report the result of a sequence's draft."""
         if self._run is not None and self._run.request is sequence:
+            self._run.accepted = num_accepted
             return
         self._budget.add(num_accepted * self._saved_by_token_ns)
         if self._cost is not None and sequence.draft_history is not None:
@@ -276,22 +286,20 @@ class Drafter:
     def _timed(self, rows: SequenceOf[Sequence], cost: StepCost, clock: Callable[[], int]) -> tuple[Draft, ...]:
         """The drafts of one request in runs, of which each is measured."""
         (sequence,) = rows
-        run = self._run
-        if run is not None and run.left and run.request is sequence:
-            if run.left == run.num_steps - 1:
-                run.warm_ns, run.warm_ids = clock(), len(sequence.ids)
-            run.left -= 1
-            return self._whole_drafts(rows)
         now_ns = clock()
+        run = self._run
+        if run is None or run.request is not sequence:
+            self._interrupt_run()
+        else:
+            run.stepped(now_ns, len(sequence.ids))
+            if run.taken < run.num_steps:
+                return self._whole_drafts(rows)
+            self._end_run(run)
         token_ns = self._token_ns(rows, cost)
         rest = self._rest
         if rest.started_ns and rest.num_steps >= FEWEST_PLAIN and rest.rows == tuple(rows):
             self._speed.add((now_ns - rest.started_ns) / rest.num_steps, token_ns)
         speed = self._speed.ratio
-        if run is not None:
-            self._run = None
-            if run.request is sequence and speed is not None:
-                self._end_run(run, sequence, now_ns, speed * token_ns)
         self._count_rest()
         if speed is None or self._num_runs >= REFRESH:
             self._num_runs = 0
@@ -299,21 +307,29 @@ class Drafter:
             return ()
         if not self._due_now(rows, cost, now_ns):
             return ()
-        num_steps = RUN if self._history(sequence).saves_time else TRIAL
-        self._run = DraftRun(sequence, num_steps - 1, num_steps, now_ns, len(sequence.ids))
+        history = self._history(sequence)
+        num_steps = RUN if history.saves_time else TRIAL
+        self._run = DraftRun(sequence, history, num_steps, speed * token_ns, Progress(now_ns, len(sequence.ids)))
         self._num_runs += 1
         return self._whole_drafts(rows)
 
-    def _end_run(self, run: DraftRun, sequence: Sequence, now_ns: int, token_ns: float) -> None:
+    def _interrupt_run(self) -> None:
+        """End a run at a step whose own time is not known: its request has ended, or is not alone any more."""
+        if self._run is not None:
+            assert self._cost is not None
+            added_ns = self._cost.proposing_ns(1) + self._cost.added_ns(1, self.speculate)
+            self._run.interrupted(self._run.token_ns * (1 + added_ns / self._cost.plain_ns(1)))
+            self._end_run(self._run)
+
+    def _end_run(self, run: DraftRun) -> None:
         """Decide by the time of a run whether another one follows."""
-        num_ids = len(sequence.ids)
-        value, lost_ns = run.value(now_ns, num_ids, token_ns), run.lost_ns(now_ns, num_ids, token_ns)
-        self._looks.stepped(run.num_steps - 1)
-        self._budget.decoded(token_ns, run.num_steps)
-        self._budget.add(-lost_ns)
-        self._look_value.add(value)
-        longest = longest_pause(max(0.0, lost_ns), token_ns)
-        pays = self._history(sequence).measured(value, num_ids, longest)
+        self._run = None
+        self._looks.stepped(run.taken - 1)
+        self._budget.decoded(run.token_ns, run.taken)
+        self._budget.add(-run.lost_ns)
+        self._look_value.add(run.value)
+        longest = longest_pause(max(0.0, run.lost_ns), run.token_ns)
+        pays = run.history.measured(run.value, run.newest.num_ids, longest)
         self._looks.looked(pays, longest)
         self._looks.stepped()
 

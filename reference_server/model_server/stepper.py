@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reference_server.messages import DraftCounts, Generation, NoDraft
+from reference_server.messages import DraftCounts, Generation
 from reference_server.model_server.batch import PendingStep, RowChooser, SequenceBatch, plan_chunks
 from reference_server.model_server.decoding.host_copy import to_device
 from reference_server.model_server.decoding.sampling import Choice, HostChoice, PendingChoice
@@ -310,7 +310,7 @@ class Stepper:
             return ()
         if is_decode(rows):
             return self.drafter.propose(rows)
-        self.drafter.leave_out(NoDraft.PROMPTS, sum(not sequence.is_prefill for sequence in rows))
+        self.drafter.with_prompts(sum(not sequence.is_prefill for sequence in rows))
         return ()
 
     def _draft_counts(self, drafter: Drafter, verified: SequenceOf[tuple[int, int]], is_over: bool) -> DraftCounts:

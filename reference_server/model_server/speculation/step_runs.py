@@ -4,9 +4,11 @@ A step without drafts is a rest. With one request, drafts come in runs too, and 
 look finds cold caches and takes several times as long as one of many.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from reference_server.messages import NoDraft
+from reference_server.model_server.speculation.acceptance import DraftHistory
 
 RUN = 8
 """Steps of a run after runs that saved time."""
@@ -37,32 +39,63 @@ class Rest:
     started_ns: int = 0
 
 
+class Progress(NamedTuple):
+    """The number of a request's ids at a time."""
+
+    ns: float
+    num_ids: int
+
+
 @dataclass(slots=True)
 class DraftRun:
     """Steps of one request, each with a draft if one is found.
 
-    request: its sequence, to recognize it. ids: its number of ids before the first step. warm_ns, warm_ids: time and
-    ids before the second one.
+    request: its sequence, to recognize it. token_ns: the time of a plain token. warm, newest: after the first and the
+    newest step. accepted: tokens of the step in progress, beside its own one.
     """
 
     request: object
-    left: int
+    history: DraftHistory
     num_steps: int
-    started_ns: int
-    ids: int
-    warm_ns: int = 0
-    warm_ids: int = 0
+    token_ns: float
+    start: Progress
+    warm: Progress = field(init=False)
+    newest: Progress = field(init=False)
+    taken: int = 0
+    accepted: int = 0
 
-    def value(self, now_ns: int, num_ids: int, token_ns: float) -> float:
-        """Plain tokens saved by each step but the first. token_ns: the time of a plain token."""
-        steps = self.num_steps - 1
-        saved = num_ids - self.warm_ids - (now_ns - self.warm_ns) / token_ns
+    def __post_init__(self) -> None:
+        self.warm = self.newest = self.start
+
+    def stepped(self, now_ns: float, num_ids: int) -> None:
+        """Count the step in progress."""
+        self.newest = Progress(now_ns, num_ids)
+        self.taken += 1
+        self.accepted = 0
+        if self.taken == 1:
+            self.warm = self.newest
+
+    def interrupted(self, step_ns: float) -> None:
+        """Count the step in progress, of which the end was not measured: it takes the mean time of those before it.
+
+        step_ns: its time if it is the first one.
+        """
+        if self.taken:
+            step_ns = (self.newest.ns - self.start.ns) / self.taken
+        self.stepped(self.newest.ns + step_ns, self.newest.num_ids + 1 + self.accepted)
+
+    @property
+    def value(self) -> float:
+        """Plain tokens saved by each step; the first one counts only if it is alone."""
+        since, steps = (self.warm, self.taken - 1) if self.taken > 1 else (self.start, 1)
+        saved = self.newest.num_ids - since.num_ids - (self.newest.ns - since.ns) / self.token_ns
         return max(-MOST_LOST, saved / steps)
 
-    def lost_ns(self, now_ns: int, num_ids: int, token_ns: float) -> float:
+    @property
+    def lost_ns(self) -> float:
         """Time that all steps lost, negative if they saved time."""
-        lost = (now_ns - self.started_ns) - (num_ids - self.ids) * token_ns
-        return min(lost, 2 * MOST_LOST * self.num_steps * token_ns)
+        lost = self.newest.ns - self.start.ns - (self.newest.num_ids - self.start.num_ids) * self.token_ns
+        return min(lost, 2 * MOST_LOST * self.taken * self.token_ns)
 
 
 class PlainSpeed:

@@ -247,3 +247,22 @@ def test_a_draft_is_longer_after_a_dear_look_whose_time_is_spent() -> None:
     assert [len(draft) for draft in made.propose([decoding(LOOP)])] == [2]
     made.cost = StepCost(rows_ns, drafts_ns=60.0, proposal_ns=(270.0,))
     assert [len(draft) for draft in made.propose([decoding(LOOP)])] == [3]
+
+
+def test_a_run_of_timed_drafts_ends_when_another_request_joins() -> None:
+    tokens, clock = tokenizer(), iter(range(0, 1 << 20, 100))
+    made = Drafter(NgramSource(NgramRule.SUFFIX), 4, clock=lambda: next(clock))
+    made.cost = FREE_ROWS
+    first, second = (decoding(LOOP, tokens=tokens) for _ in range(2))
+    while not made.propose((first,)):
+        pass
+    made.verified(first, 4, 4)
+    first.ids.extend([7, 8, 9, 7, 8])
+    assert made.propose((first, second)) == ((9, 7, 8, 9), (7, 8, 9, 7))
+    history = first.draft_history
+    assert history is not None
+    before = history.rate(4)
+
+    made.verified(first, 0, 4)
+
+    assert history.rate(4) < before

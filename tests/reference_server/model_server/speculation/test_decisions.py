@@ -18,6 +18,7 @@ WRONG = 0
 NUM_DRAFTED = 4
 NEW_TOKENS = 96
 NUM_REQUESTS = 60
+PROMPTS_NS = 20_000.0
 # Of a small model on a CPU: a row costs a seventh of a step.
 SMALL = {1: 300.0, 2: 335.0, 4: 423.0, 8: 630.0, 16: 1040.0, 32: 1900.0, 128: 7700.0}
 # Of a large model on a device: rows cost little.
@@ -114,21 +115,34 @@ class Clock:
 
 
 def ns_per_token(
-    case: Case, is_adaptive: bool, tokens: Tokenizer, clock: Clock | None = None, known: StepCost | None = None
+    case: Case,
+    is_adaptive: bool,
+    tokens: Tokenizer,
+    clock: Clock | None = None,
+    known: StepCost | None = None,
+    num_steps: SequenceOf[int] = (NEW_TOKENS // 2,) * NUM_REQUESTS,
+    steps_between_prompts: int = NEW_TOKENS,
 ) -> float:
-    """The cost of requests one batch after the other. known: the cost that the drafter knows; None: the true one."""
+    """The cost of requests one batch after the other.
+
+    known: the cost that the drafter knows; None: the true one. num_steps: of each request. steps_between_prompts: in
+    each batch, after which other prompts are computed.
+    """
     text = random.Random(1).choices(range(1, 4000), k=(1 + NUM_REQUESTS) * NEW_TOKENS * 2)
     source, cost = DrawnDrafts(case, text), case.cost
     drafter = Drafter(source, NUM_DRAFTED, clock=clock)
     if is_adaptive:
         drafter.cost = known or cost
     spent_ns, num_tokens = 0.0, 0
-    for request in range(NUM_REQUESTS):
-        prompt = text[: 1 + NEW_TOKENS * request]
+    for request, steps in enumerate(num_steps):
+        prompt = text[: 1 + NEW_TOKENS * (request % NUM_REQUESTS)]
         rows = [decoding(prompt, 10 * NEW_TOKENS, tokens) for _ in range(case.num_rows)]
         for row in rows if case.sampled_ns else ():
             row.request = replace(row.request, parameters=ChooserParameters(do_sample=True))
-        for _ in range(NEW_TOKENS // 2):
+        for step in range(steps):
+            if clock is not None and step % steps_between_prompts == 0:
+                drafter.with_prompts(case.num_rows if step else 0)
+                clock.step(PROMPTS_NS)
             before_ns = spent_ns + source.spent_ns
             drafts = drafter.propose(tuple(rows)) or ((),) * case.num_rows
             num_drafted = sum(map(len, drafts))
@@ -157,9 +171,12 @@ def test_adaptive_drafts_are_as_fast_as_the_better_of_fixed_and_none(case: Case)
     assert adaptive >= 0.95 * fixed
 
 
+ALONE = [case for case in CASES if case.num_rows == 1]
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 @pytest.mark.parametrize("price", [0.3, 3.0])
-@pytest.mark.parametrize("case", [case for case in CASES if case.num_rows == 1], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", ALONE, ids=lambda case: case.name)
 def test_drafts_of_one_request_follow_the_measured_time_of_its_steps(case: Case, price: float, noise: float) -> None:
     """Whatever the warm-up has measured."""
     tokens, known = tokenizer(), replace(case.cost, proposal_ns=(case.look_ns * price,), drafts_ns=60.0 * price)
@@ -168,3 +185,24 @@ def test_drafts_of_one_request_follow_the_measured_time_of_its_steps(case: Case,
 
     assert adaptive >= 0.97
     assert adaptive >= 0.97 * fixed
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+@pytest.mark.parametrize("case", ALONE, ids=lambda case: case.name)
+def test_drafts_of_short_requests_lose_a_share_of_the_time_only(case: Case, num_steps: int) -> None:
+    """Requests that end in their first run."""
+    tokens, lengths = tokenizer(), [NEW_TOKENS // 2, *[num_steps] * 1500]
+
+    adaptive = case.plain_ns / ns_per_token(case, True, tokens, Clock(0.5), num_steps=lengths)
+
+    assert adaptive >= 0.97
+
+
+@pytest.mark.parametrize("case", ALONE, ids=lambda case: case.name)
+def test_the_time_of_other_prompts_does_not_count(case: Case) -> None:
+    tokens = tokenizer()
+    adaptive = case.plain_ns / ns_per_token(case, True, tokens, Clock(0.0), steps_between_prompts=20)
+    fixed = case.plain_ns / ns_per_token(case, False, tokens)
+
+    assert adaptive >= 0.97
+    assert adaptive >= 0.9 * fixed

@@ -2,30 +2,54 @@
 
 import pytest
 
-from reference_server.model_server.speculation.step_runs import MOST_LOST, DraftRun, PlainSpeed
+from reference_server.model_server.speculation.acceptance import DraftHistory
+from reference_server.model_server.speculation.step_runs import MOST_LOST, DraftRun, PlainSpeed, Progress
 
 TOKEN_NS = 100.0
-ONE_REQUEST = object()
 
 
 def run_of(num_steps: int) -> DraftRun:
     """It starts at 1,000 ns with 50 ids; its first step takes 400 ns and gives one id."""
-    return DraftRun(ONE_REQUEST, 0, num_steps, started_ns=1_000, ids=50, warm_ns=1_400, warm_ids=51)
+    run = DraftRun(object(), DraftHistory(()), num_steps, TOKEN_NS, Progress(1_000, 50))
+    run.stepped(1_400, 51)
+    return run
 
 
 def test_the_value_of_a_run_leaves_out_its_first_step_and_its_cost_does_not() -> None:
     run = run_of(5)
+    for now_ns, num_ids in ((1_550, 54), (1_700, 56), (1_850, 58), (2_000, 61)):
+        run.stepped(now_ns, num_ids)
 
     # Four more steps: ten ids in the time of six plain ones.
-    assert run.value(2_000, 61, TOKEN_NS) == pytest.approx((10 - 6) / 4)
-    assert run.lost_ns(2_000, 61, TOKEN_NS) == pytest.approx(1_000 - 1_100)
+    assert run.value == pytest.approx((10 - 6) / 4)
+    assert run.lost_ns == pytest.approx(1_000 - 1_100)
 
 
 def test_a_run_that_other_work_made_long_is_not_more_than_a_loss() -> None:
-    run = run_of(5)
+    run = run_of(2)
+    run.stepped(1_000_000, 55)
 
-    assert run.value(1_000_000, 55, TOKEN_NS) == -MOST_LOST
-    assert run.lost_ns(1_000_000, 55, TOKEN_NS) == 2 * MOST_LOST * 5 * TOKEN_NS
+    assert run.value == -MOST_LOST
+    assert run.lost_ns == 2 * MOST_LOST * 2 * TOKEN_NS
+
+
+def test_an_interrupted_step_has_its_tokens_and_the_mean_time_of_those_before_it() -> None:
+    run = run_of(5)
+    run.accepted = 3
+
+    run.interrupted(50.0)
+
+    assert run.newest == Progress(1_400 + 400, 51 + 1 + 3)
+    assert run.value == pytest.approx(4 - 400 / TOKEN_NS)
+
+
+def test_an_interrupted_first_step_has_its_expected_time() -> None:
+    run = DraftRun(object(), DraftHistory(()), 4, TOKEN_NS, Progress(1_000, 50))
+
+    run.interrupted(250.0)
+
+    assert run.newest == Progress(1_250, 51)
+    assert run.lost_ns == pytest.approx(150)
 
 
 def test_the_speed_follows_the_rests_and_one_long_rest_moves_it_little() -> None:
