@@ -8,13 +8,13 @@ because their weights and caches are at other addresses. `no drafts` is plain de
 same once more: its ratio is the resolution of this benchmark. All arms have the same prompts, one compute thread, and
 must return the same ids. A round measures every arm on one text at one batch size; each round starts with another arm,
 and the first one does not count. After ten rounds of each text and batch size, every other round is for the one with
-the fewest rounds and the others for the one with the widest interval, until all intervals are narrow or the time is
-over.
+the fewest rounds and the others for the one with the widest interval, until all intervals are narrow, the time is over,
+or the process is interrupted or terminated: it then ends after the round and writes its results so far.
 One measurement: C prompts of 64 tokens are prefilled together, then decoded, end-of-sequence ignored, until the first
 of them has 96 new tokens; tokens/s of these decodes, so that all C requests run all the time. Tokens per second of
 processor time of this process are measured too: other programs on the machine change them less. A speculator drafts
-with its heads, any other model with n-grams. N is at most the number of heads. Drafts learn from the requests of the
-same text and batch size only.
+with its heads alone, any other model with n-grams: there are no arms with both, as the server has none. N is at most
+the number of heads. Drafts learn from the requests of the same text and batch size only.
 
     copy   a passage, and the start of the same passage again; greedy
     code   calls and records of one form; greedy
@@ -30,12 +30,14 @@ import asyncio
 import itertools
 import json
 import math
+import signal
 import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Event
 
 from benchmarks.engine.in_process import machine
 from benchmarks.engine.speculation_engine import AGAIN, MOST_PLACES, PLAIN, Arm, MeasuredDrafts, SwitchedEngine
@@ -69,14 +71,22 @@ def main() -> None:
         parser.error("give --minutes once, or for each of --models")
     if not args.speculate and not args.fixed:
         parser.error("--speculate and --fixed are both empty: give an N for one of them")
+    interrupted = Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: interrupted.set())
     measured: list[MeasuredDrafts] = []
     for model, minutes in zip(args.models, itertools.cycle(args.minutes), strict=False):
         arms = arms_of(model, args.speculate, args.fixed)
-        measured += asyncio.run(compare(model, arms, args.texts, args.concurrency, minutes, args.interval))
-        print(table([each for each in measured if each.model == model]), flush=True)
-    if args.json:
-        rows = [asdict(each) for each in measured]
-        args.json.write_text(json.dumps({"machine": machine(), "measured": rows}, indent=1) + "\n")
+        plan = Plan(args.texts, args.concurrency, minutes, args.interval, interrupted)
+        found = asyncio.run(compare(model, arms, plan))
+        measured += found
+        if found:
+            print(table(found), flush=True)
+        if args.json and measured:
+            rows = [asdict(each) for each in measured]
+            args.json.write_text(json.dumps({"machine": machine(), "measured": rows}, indent=1) + "\n")
+        if interrupted.is_set():
+            sys.exit(130)
 
 
 def arms_of(model: str, speculate: Sequence[int], fixed: Sequence[int]) -> list[Arm]:
@@ -86,21 +96,33 @@ def arms_of(model: str, speculate: Sequence[int], fixed: Sequence[int]) -> list[
     return [PLAIN, AGAIN, *adaptive, *(Arm(count, is_adaptive=False) for count in fixed if count <= most)]
 
 
-async def compare(
-    model: str, arms: Sequence[Arm], texts: Sequence[str], concurrency: Sequence[int], minutes: float, narrow: float
-) -> list[MeasuredDrafts]:
-    """At least one round of each text and batch size after the first."""
+@dataclass(frozen=True)
+class Plan:
+    """The texts and batch sizes of a model, and when it ends. narrow: half the width of a narrow interval."""
+
+    texts: Sequence[str]
+    concurrency: Sequence[int]
+    minutes: float
+    narrow: float
+    interrupted: Event = field(default_factory=Event)
+
+
+async def compare(model: str, arms: Sequence[Arm], plan: Plan) -> list[MeasuredDrafts]:
+    """At least one round of each text and batch size after the first; fewer if the process is interrupted.
+
+    Texts and batch sizes without a round are left out.
+    """
     started = time.monotonic()
     engine = await SwitchedEngine.load(model, max(arm.speculate for arm in arms))
     cells = {
-        (text, rows): [MeasuredDrafts(model, text, rows, arm.name) for arm in arms]
-        for text, rows in itertools.product(texts, concurrency)
+        (text, rows): [MeasuredDrafts(model, text, rows, arm.name, engine.source) for arm in arms]
+        for text, rows in itertools.product(plan.texts, plan.concurrency)
     }
     drafters = {cell: [engine.drafter(arm) for arm in arms] for cell in cells}
     rounds = dict.fromkeys(cells, 0)
-    while (cell := next_cell(cells, rounds, narrow)) is not None:
+    while not plan.interrupted.is_set() and (cell := next_cell(cells, rounds, plan.narrow)) is not None:
         round_ = rounds[cell]
-        if round_ > 1 and time.monotonic() > started + 60 * minutes:
+        if round_ > 1 and time.monotonic() > started + 60 * plan.minutes:
             break
         requests = list(prompts(*cell, seed=round_))
         ids = {}
@@ -111,7 +133,7 @@ async def compare(
         rounds[cell] += 1
     print(f"{model}: {sum(rounds.values())} rounds in {time.monotonic() - started:.0f} s", file=sys.stderr)
     engine.close()
-    return [each for found in cells.values() for each in found]
+    return [each for cell, found in cells.items() if rounds[cell] > 1 for each in found]
 
 
 def next_cell(
@@ -136,7 +158,7 @@ def half_width(measured: MeasuredDrafts, plain: MeasuredDrafts) -> float:
 
 
 def table(measured: Sequence[MeasuredDrafts]) -> str:
-    lines = [f"\n{measured[0].model}; {machine()}; medians and 95 % intervals"]
+    lines = [f"\n{measured[0].model} (drafts from {measured[0].source}); {machine()}; medians and 95 % intervals"]
     plain = {(each.text, each.concurrency): each for each in measured if each.arm == PLAIN.name}
     for each in measured:
         base = plain[each.text, each.concurrency]

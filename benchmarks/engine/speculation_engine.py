@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from benchmarks.engine.speculation_texts import prompts
 from reference_server.messages import Batch, Request, StepResult, WarmupRequest
 from reference_server.model_server.calls.local_shard import LocalShard
+from reference_server.model_server.draft_heads.source import HeadsSource
 from reference_server.model_server.drafting import Drafter
 from reference_server.model_server.options import EngineOptions
 from reference_server.presets.catalog import PREFIX
@@ -39,12 +40,13 @@ AGAIN = Arm(number=2)
 
 @dataclass
 class MeasuredDrafts:
-    """One arm on one text at one batch size. places: of a draft's tokens, from the first on."""
+    """One arm on one text at one batch size. source: of the drafts."""
 
     model: str
     text: str
     concurrency: int
     arm: str
+    source: str = "n-grams"
     tokens_per_s: list[float] = field(default_factory=list)
     tokens_per_cpu_s: list[float] = field(default_factory=list)
     steps: int = 0
@@ -84,6 +86,11 @@ class SwitchedEngine:
         request = replace(next(prompts("free", 1, seed=0)), truncate=1024)
         await shard.warmup(WarmupRequest(Batch(0, (request,)), 2048, max_total_tokens=1024))
         return cls(shard)
+
+    @property
+    def source(self) -> str:
+        """Of the drafts. A server with draft heads has no n-grams."""
+        return "heads alone" if isinstance(self._source, HeadsSource) else "n-grams"
 
     def drafter(self, arm: Arm) -> Drafter | None:
         """A new one. None decodes as a server without drafts: no looks, no histories, no kept hidden states."""

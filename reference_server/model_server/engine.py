@@ -50,6 +50,7 @@ from reference_server.model_server.models.families import max_positions
 from reference_server.model_server.models.loader import LoadedModel
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.speculation.hidden_states import HiddenStates
+from reference_server.model_server.speculation.ngram import NgramRule
 from reference_server.model_server.step_state import StepState
 from reference_server.model_server.stepper import RunAhead, Stepper
 from reference_server.model_server.token_choice import ChoosingOptions
@@ -190,6 +191,11 @@ class Engine:
             )
         if speculator is None or not self._speculate:
             return None
+        if self.options.ngram_rule is not NgramRule.SUFFIX:
+            raise ArgumentError(
+                f"`--ngram-rule {self.options.ngram_rule}` cannot be served with the heads in {speculator}: heads "
+                "draft alone, without n-grams; leave it out, or give their base model as `--model-id`"
+            )
         assert self.model.head is not None, "a ragged model has an output head"
         config = self.loaded.config.get_text_config()
         # OPT may project its last hidden states to the size of its embeddings.

@@ -1,6 +1,8 @@
 """The benchmark of drafts measures where it knows least, with one engine for all arms."""
 
-from benchmarks.engine.speculation import FEWEST_ROUNDS, arms_of, interval, next_cell, table
+from threading import Event
+
+from benchmarks.engine.speculation import FEWEST_ROUNDS, Plan, arms_of, compare, interval, next_cell, table
 from benchmarks.engine.speculation_engine import AGAIN, PLAIN, Arm, MeasuredDrafts, SwitchedEngine
 from benchmarks.engine.speculation_texts import prompts
 
@@ -45,6 +47,30 @@ def test_it_ends_when_all_intervals_are_narrow() -> None:
     assert next_cell(cells, {COPY: 40, FREE: 40}, 0.01) is None
 
 
+class AfterRounds(Event):
+    """It is set after so many rounds."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__()
+        self._left = rounds
+
+    def is_set(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+async def test_an_interrupted_run_returns_the_cells_measured_so_far() -> None:
+    plan = Plan(["copy", "free"], [1], minutes=1.0, narrow=0.01, interrupted=AfterRounds(3))
+
+    found = await compare("preset:tiny-llama", [PLAIN, Arm(2)], plan)
+
+    assert [(each.text, each.arm, len(each.tokens_per_s)) for each in found] == [
+        ("copy", "no drafts", 1),
+        ("copy", "N=2 adaptive", 1),
+    ]
+    assert "preset:tiny-llama (drafts from n-grams)" in table(found)
+
+
 async def test_one_engine_decodes_with_and_without_drafts_in_turn() -> None:
     model = "preset:tiny-llama-medusa"
     arms = arms_of(model, speculate=[2, 5], fixed=[4])
@@ -62,3 +88,4 @@ async def test_one_engine_decodes_with_and_without_drafts_in_turn() -> None:
     assert sum(measured[0].proposed) == sum(measured[1].proposed) == 0
     assert measured[2].proposed[2] == 0
     assert "no drafts again" in table(measured)
+    assert engine.source == "heads alone"

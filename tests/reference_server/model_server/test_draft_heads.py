@@ -16,6 +16,7 @@ from reference_server.errors import ArgumentError, StartupError, UnsupportedErro
 from reference_server.messages import ChooserParameters, GrammarType, StoppingParameters
 from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
+from reference_server.model_server.speculation.ngram import NgramRule
 from reference_server.model_server.stepper import RunAhead
 from tests.reference_server.model_server.test_speculation import GRAMMARS, PARAMETERS, assert_same, warm_up_in_chunks
 from tests.support.models.checkpoints.saved_heads import save_medusa, save_mlp_speculator
@@ -210,6 +211,13 @@ async def test_the_warm_up_measures_the_time_of_the_heads(heads: Path) -> None:
 def test_heads_are_refused_by_name_in_the_padded_tier(heads: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"`--speculate 3` cannot be served with LlamaForCausalLM: the padded"):
         LocalShard.load(tiny_options(heads, tier="padded"))
+
+
+def test_heads_with_a_rule_for_n_grams_are_refused_by_name(heads: Path) -> None:
+    with pytest.raises(
+        ArgumentError, match=r"`--ngram-rule tgi` cannot be served with the heads in .*: heads draft alone"
+    ):
+        LocalShard.load(tiny_options(heads, ngram_rule=NgramRule.TGI))
 
 
 def test_more_drafted_tokens_than_heads_are_refused_before_the_model_is_loaded(heads: Path) -> None:
