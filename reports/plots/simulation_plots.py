@@ -9,12 +9,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from reports.document import Size, format_number, format_percent
 from reports.plots.figure import PALETTE, label_axis, new_figure, series_colour, styled, tick_number
 from reports.plots.hovers import add_cell_hovers, add_hovers
 from reports.plots.series_names import name_series
+from reports.plots.study.setting_axis import is_whole, left_margin, setting_axis, setting_number
 from reports.study import Knob
 
 Array = npt.NDArray[np.float64]
@@ -59,23 +60,35 @@ def heat_map(frame: pd.DataFrame, x: Knob, y: Knob, quantity: str, size: Size) -
     """
     x_edges, y_edges, best, excess = cells(frame, x, y)
     with styled():
-        figure, [axes] = new_figure(size)
+        figure, [axes] = new_figure(size, gridspec_kw=left_margin(y, size))
+        known = frame[frame["x"].notna() & frame["y"].notna()]
+        setting_axis(axes, "x", x, known["x"], size)
+        setting_axis(axes, "y", y, known["y"], size)
         colours = LinearSegmentedColormap.from_list("best", [PALETTE["shade"], PALETTE["series-0"]])
         mesh = axes.pcolormesh(x_edges, y_edges, best, cmap=colours, rasterized=True)
         bar = figure.colorbar(mesh, ax=axes, pad=0.03)
         bar.ax.yaxis.set_major_formatter(FuncFormatter(tick_number))
         bar.ax.yaxis.set_major_locator(MaxNLocator(5))
         bar.outline.set_visible(False)
-        label_axis(bar.ax, quantity if not size.is_narrow else "")
-        for knob, edges, which in ((x, x_edges, "x"), (y, y_edges, "y")):
-            _scale(axes, knob, edges, which)
+        _label_bar(bar.ax, quantity, size)
+        axes.set_xlim(x_edges[0], x_edges[-1])
+        axes.set_ylim(y_edges[0], y_edges[-1])
         if np.nanmin(excess) <= 1 < np.nanmax(excess):
             _outline(axes, x_edges, y_edges, excess <= 1)
-        add_cell_hovers(axes, _cell_hovers(x_edges, y_edges, best, excess, (x.name, y.name, quantity)))
+        wholes = (is_whole(known["x"].to_numpy()), is_whole(known["y"].to_numpy()))
+        add_cell_hovers(axes, _cell_hovers(x_edges, y_edges, best, excess, (x.name, y.name, quantity), wholes))
         axes.grid(visible=False)
         axes.set_xlabel(x.name)
-        label_axis(axes, f"{y.name}; colour: {quantity}" if size.is_narrow else y.name)
+        label_axis(axes, y.name)
         return figure
+
+
+def _label_bar(axes: Axes, quantity: str, size: Size) -> None:
+    """Write the quantity above the colour bar; in a narrow figure it ends at the right edge of the bar."""
+    if size.is_narrow:
+        axes.set_title(quantity, loc="right", color=PALETTE["muted"], pad=8)
+    else:
+        label_axis(axes, quantity)
 
 
 def _outline(axes: Axes, x_edges: Array, y_edges: Array, inside: npt.NDArray[np.bool_]) -> None:
@@ -89,30 +102,29 @@ def _outline(axes: Axes, x_edges: Array, y_edges: Array, inside: npt.NDArray[np.
 
 
 def _cell_hovers(
-    x_edges: Array, y_edges: Array, best: Array, excess: Array, names: tuple[str, str, str]
+    x_edges: Array,
+    y_edges: Array,
+    best: Array,
+    excess: Array,
+    names: tuple[str, str, str],
+    wholes: tuple[bool, bool],
 ) -> Iterator[tuple[float, float, float, float, str]]:
-    """The text of each cell with a prediction."""
+    """The text of each cell with a prediction. wholes: whether each setting has only whole numbers."""
     x_name, y_name, quantity = names
     for row, column in zip(*np.nonzero(~np.isnan(best)), strict=True):
         x_span, y_span = x_edges[column : column + 2], y_edges[row : row + 2]
         within = "within every limit" if excess[row, column] <= 1 else "beyond a limit"
-        spans = f"{x_name} {_span(x_span)}, {y_name} {_span(y_span)}"
+        spans = f"{x_name} {_span(x_span, wholes[0])}, {y_name} {_span(y_span, wholes[1])}"
         yield (*x_span, *y_span, f"{spans}: {quantity} {format_number(float(best[row, column]))}, {within}")
 
 
-def _span(ends: Array) -> str:
-    return "–".join(format_number(float(f"{end:.3g}")) for end in ends)
+def _span(ends: Array, is_integer: bool) -> str:
+    """The range of a cell as values of its setting.
 
-
-def _scale(axes: Axes, knob: Knob, edges: Array, which: str) -> None:
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    if knob.scale == "log" and edges[0] > 0:
-        (axes.set_xscale if which == "x" else axes.set_yscale)("log")
-        axis.set_ticks([float(edges[0]), float(edges[len(edges) // 2]), float(edges[-1])])
-        axis.set_minor_formatter(NullFormatter())
-    else:
-        axis.set_major_locator(MaxNLocator(5))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: tick_number(float(f"{value:.3g}"))))
+    >>> _span(np.array([1448.2, 8192.0]), True), _span(np.array([0.5, 1.25893]), False)
+    ('1448–8192', '0.5–1.259')
+    """
+    return "–".join(setting_number(round(end) if is_integer else float(f"{end:.4g}")) for end in ends)
 
 
 def replicas_over_rate(frame: pd.DataFrame, size: Size) -> Figure:

@@ -79,6 +79,14 @@ function defects() {
       }
     });
   }
+  for (const region of document.querySelectorAll(".scroll")) {
+    if (!shown(region)) continue;
+    const end = region.getBoundingClientRect().right;
+    for (const heading of region.querySelectorAll("thead th")) {
+      const text = heading.textContent.trim();
+      if (/^p(50|95)$/.test(text) && heading.getBoundingClientRect().right > end + 1) found.push(`${text} needs scrolling`);
+    }
+  }
   for (const element of texts()) {
     if (element.closest(".masthead a, [hidden]")) continue;
     const ratio = contrast(element);

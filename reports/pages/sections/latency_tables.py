@@ -36,23 +36,23 @@ LATENCIES = (
 
 
 def summary_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
-    """The summary table in the form of k6: a row per metric (and run), avg, min, med, max, p(90), p(95) in ms."""
+    """The summary table: a row per metric (and run), percentiles, mean, min and max in ms. A phone shows the first."""
     rows = []
     for name, title in HEADLINE:
         for analysis in analyses:
             metric = analysis.summary["metrics"][primary_latency(name, analysis.run.manifest.is_open_loop)]
             if not metric["count"]:
                 if name == "srv_queue_s" and (queue := analysis.summary["server"].get("queue_s")):
-                    rows.append(_row(title, analysis, analyses, {"avg": 1e3 * queue["mean"]}))
+                    rows.append(_row(title, analysis, analyses, {"mean": 1e3 * queue["mean"]}))
                 continue
             values = {
-                "avg": marked(_mean(metric)),
+                **{p: marked(percentile(metric, p)) for p in SUMMARY_PERCENTILES},
+                "mean": marked(_mean(metric)),
                 "min": 1e3 * metric["min"],
                 "max": marked(_max(metric)),
-                **{title: marked(percentile(metric, p)) for p, title in SUMMARY_PERCENTILES.items()},
             }
             rows.append(_row(title, analysis, analyses, values))
-    columns = ["ms, ↓ better", *(["run"] if len(analyses) > 1 else []), "avg", "min", "med", "max", "p(90)", "p(95)"]
+    columns = ["ms, ↓ better", *(["run"] if len(analyses) > 1 else []), *SUMMARY_PERCENTILES, "mean", "min", "max"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -108,38 +108,40 @@ NO_INTERVAL: Mapping[str, Any] = {"lo": None, "hi": None, "needed": None}
 
 
 def latency_table(analysis: Analysis) -> pd.DataFrame:
-    """Every latency in ms: count, missing, mean, and percentiles with 95 % intervals."""
+    """Every latency in ms: percentiles and mean with 95 % intervals, max, count, missing."""
     rows = []
     for name, title in _shown_latencies(analysis):
         metric = analysis.summary["metrics"][name]
         shown = {p: percentile(metric, p) for p in ("p50", "p90", "p95", "p99")}
         counts = {"count": metric["count"], "missing": metric["missing"]}
-        row = {"ms, ↓ better": title, **counts, "mean": _mean(metric), **shown, "max": marked(_max(metric))}
-        rows.append(row)
+        rows.append({"ms, ↓ better": title, **shown, "mean": _mean(metric), "max": marked(_max(metric)), **counts})
     return pd.DataFrame(rows)
 
 
 def unsupported_note(analyses: Sequence[Analysis]) -> str:
     """The unsupported values of the summary table and the requests that they need; empty if all are supported."""
-    parts = []
+    found: dict[tuple[str, str, str], list[str]] = {}
     for name, title in HEADLINE:
         for analysis in analyses:
             metric = analysis.summary["metrics"][primary_latency(name, analysis.run.manifest.is_open_loop)]
-            shown = {"avg": _mean(metric)} | {title: percentile(metric, p) for p, title in SUMMARY_PERCENTILES.items()}
+            shown = {each: percentile(metric, each) for each in SUMMARY_PERCENTILES} | {"mean": _mean(metric)}
             needs = {about(each.needed) for each in shown.values() if not each.is_supported and each.needed}
             names = [title for title, each in shown.items() if not each.is_supported and each.needed]
             if metric["count"] and names:
                 label = f" of {analysis.label}" if len(analyses) > 1 else ""
                 span = "–".join(f"{each:,}" for each in sorted({min(needs), max(needs)}))
-                parts.append(f"{title}{label} {', '.join(names)}: about {span}")
-    if not parts:
+                found.setdefault((label, "" if len(names) == len(shown) else f" {', '.join(names)}", span), []).append(
+                    title
+                )
+    if not found:
         return ""
+    parts = (f"{', '.join(titles)}{names}{label}: about {span}" for (label, names, span), titles in found.items())
     return f"{UNSUPPORTED} Requests at this load for an interval: {'; '.join(parts)}."
 
 
 ORIGIN = "TTFT and E2E count from the intended start in an open loop, from the send in a closed loop."
 UNSUPPORTED = "~ and ≥ mark values that are unsupported: too few requests for a 95 % interval."
-SUMMARY_PERCENTILES = {"p50": "med", "p90": "p(90)", "p95": "p(95)"}
+SUMMARY_PERCENTILES = ("p50", "p90", "p95")
 
 
 def _shown_latencies(analysis: Analysis) -> list[tuple[str, str]]:

@@ -98,11 +98,12 @@ def lengths_table(analyses: Sequence[Analysis]) -> pd.DataFrame:
             if not found["count"] or (name in ("cached_input_tokens", "images") and not found["max"]):
                 continue
             percentiles = found["percentiles"]
-            row = {"tokens": title, **({"run": analysis.label} if len(analyses) > 1 else {}), "mean": found["mean"]}
+            row: dict[str, object] = {"tokens": title, **({"run": analysis.label} if len(analyses) > 1 else {})}
             row |= {
+                "p50": percentiles["p50"],
+                "p95": percentiles["p95"],
+                "mean": found["mean"],
                 "min": int(found["min"]),
-                "med": percentiles["p50"],
-                "p(95)": percentiles["p95"],
                 "max": int(found["max"]),
             }
             rows.append(row)

@@ -85,6 +85,8 @@ def _slice(study: StudyData, knob: Knob, valued: Sequence[StudyTrial]) -> Plot:
         }
     )
     caption = f"{len(frame)} launches." + (" A ring marks the winner." if frame["is_winner"].any() else "")
+    if frame["setting"].astype(str).duplicated().any():
+        caption += " Those with close values lie side by side."
     alt = f"Scatter of {metric_title(study.objective)} against {knob.name}, {len(frame)} launches."
     return Plot(
         f"slice-{knob.name}",

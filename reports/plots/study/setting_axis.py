@@ -49,14 +49,25 @@ def _number_ticks(known: Array, knob: Knob, size: Size) -> list[float]:
     return [float(tick) for tick in ticks if low <= tick <= high] or [low]
 
 
+MAX_LOG_TICKS = 6
+
+
 def _log_ticks(values: Array) -> Array:
-    """The values if they are few, else round numbers between them."""
+    """The values if they are few, else powers of two between whole numbers, or round numbers."""
     seen = np.unique(values)
-    if len(seen) <= 6:
+    if len(seen) <= MAX_LOG_TICKS:
         return seen
+    if is_whole(seen) and seen[-1] >= 4 * seen[0] > 0:
+        powers = np.arange(math.ceil(math.log2(seen[0])), math.floor(math.log2(seen[-1])) + 1)
+        return np.asarray(2.0 ** powers[:: math.ceil(len(powers) / MAX_LOG_TICKS)], dtype=np.float64)
     low, high = math.floor(math.log10(seen[0])), math.ceil(math.log10(seen[-1]))
     steps = (1.0, 2.0, 5.0) if high - low <= 3 else (1.0,)
     return np.array([step * 10.0**power for power in range(low, high + 1) for step in steps])
+
+
+def is_whole(values: Array) -> bool:
+    """Whether all values are whole numbers."""
+    return bool((values == np.round(values)).all())
 
 
 def places_of(knob: Knob, column: "pd.Series[Any]") -> Array:

@@ -25,7 +25,7 @@ from reports.plots.study.setting_axis import (
     shorten,
     unit_places,
 )
-from reports.plots.study.spread_marks import spread_places
+from reports.plots.study.spread_marks import side_by_side, spread_places
 from reports.study import Knob
 
 
@@ -40,7 +40,7 @@ def settings_map(frame: pd.DataFrame, x: Knob, y: Knob, size: Size) -> Figure:
         setting_axis(axes, "y", y, frame["y"], size)
         at_x, at_y = _spread(axes, x, y, frame, size)
         _limit_axes(axes, (x, y), (frame["x"], frame["y"]), (at_x, at_y))
-        at_x, at_y = _side_by_side(axes, at_x, at_y)
+        at_x = _beside(axes, at_x, at_y, np.full(len(frame), MARK_PIXELS / 2))
         draw_outcomes(axes, frame.assign(x=at_x, y=at_y), "x", "y")
         if is_choice(x, frame["x"]) and is_choice(y, frame["y"]):
             _number_marks(axes, at_x, at_y, frame["number"])
@@ -74,19 +74,20 @@ def _limit_axes(
         axes.set_ylim(y)
 
 
-MARK_PIXELS = 9.0
-"""Distance of marks that would be at one place."""
+MARK_PIXELS, RING_PIXELS = 10.0, 18.0
+"""Width of a mark, and of the ring around the winner, with the space around them."""
+MAX_MOVED_MARKS = 3
+"""Longest move of a mark in widths of a mark, if the next value of its setting is near."""
 
 
-def _side_by_side(axes: Axes, x: Array, y: Array) -> tuple[Array, Array]:
-    """The places of marks; those with equal numbers are moved to lie side by side in a row around their place."""
+def _beside(axes: Axes, x: Array, y: Array, radius: Array) -> Array:
+    """The x of marks, of which those that would touch lie side by side, nearer to their own value than to the next."""
     pixels = np.asarray(axes.transData.transform(np.column_stack((x, y))), dtype=np.float64)
-    _, cells = np.unique(pixels.round(), axis=0, return_inverse=True)
-    for cell in np.unique(cells):
-        found = np.flatnonzero(cells.ravel() == cell)
-        pixels[found, 0] += MARK_PIXELS * (np.arange(len(found)) - (len(found) - 1) / 2)
-    moved = axes.transData.inverted().transform(pixels)
-    return moved[:, 0], moved[:, 1]
+    levels = np.unique(pixels[:, 0].round())
+    gap = float(np.diff(levels).min()) if len(levels) > 1 else axes.bbox.width / 2
+    moved = side_by_side(pixels, radius, max(MAX_MOVED_MARKS * MARK_PIXELS, 0.45 * gap))
+    found: Array = axes.transData.inverted().transform(moved)[:, 0]
+    return found
 
 
 MIN_NUMBER_PIXELS = 26
@@ -152,17 +153,25 @@ def _spans_a_plane(x: Array, y: Array) -> bool:
 
 
 def slice_of(frame: pd.DataFrame, knob: Knob, quantity: str, size: Size) -> Figure:
-    """The objective against one setting, a mark per trial. frame: setting, value, outcome, is_winner, text."""
+    """The objective against one setting, a mark per trial; marks that would touch lie side by side.
+
+    frame: setting, value, outcome, is_winner, text.
+    """
     with styled():
         figure, [axes] = new_figure(size)
         setting_axis(axes, "x", knob, frame["setting"], size)
-        places = frame.assign(x=places_of(knob, frame["setting"]))
+        at, values = places_of(knob, frame["setting"]), frame["value"].to_numpy(dtype=np.float64)
+        if not is_choice(knob, frame["setting"]):
+            axes.set_xlim(padded_limits(knob, at, 0.12))
+        margin = 0.15 * float(np.ptp(values)) or 0.1 * abs(float(values[0])) or 1.0
+        axes.set_ylim(float(values.min()) - margin, float(values.max()) + margin)
+        radius = np.where(frame["is_winner"], RING_PIXELS, MARK_PIXELS) / 2
+        places = frame.assign(x=_beside(axes, at, values, radius))
         draw_outcomes(axes, places, "x", "value")
         winner = places[places["is_winner"]]
         axes.plot(
             winner["x"], winner["value"], "o", markersize=12, markerfacecolor="none", markeredgecolor=PALETTE["ink"]
         )
-        axes.margins(y=0.15)
         axes.set_xlabel(knob.name)
         axes.yaxis.set_major_formatter(FuncFormatter(tick_number))
         axes.yaxis.set_major_locator(MaxNLocator(5))

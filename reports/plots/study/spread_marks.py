@@ -1,6 +1,8 @@
-"""Places of marks that would cover each other: launches with equal choices lie side by side inside their cell."""
+"""Places of marks that would cover each other: side by side, in the cell of their choices or at their value."""
 
 import math
+
+import numpy as np
 
 from reports.plots.study.setting_axis import Array
 
@@ -40,6 +42,29 @@ def _grid_columns(count: int, is_choice: tuple[bool, bool], shape: float) -> int
     if is_choice == (True, True):
         return min(count, math.ceil(math.sqrt(count * shape)))
     return count if is_choice[0] else 1
+
+
+def side_by_side(places: Array, radius: Array, room: float) -> Array:
+    """The places of marks, [marks, 2] in pixels, each moved sideways until it touches no other; heights do not change.
+
+    radius: of each mark; the marks with the largest radius are placed first. room: the longest move; a mark without a
+    free place within it has the place with the largest distance to the others.
+
+    >>> side_by_side(np.array([[50.0, 10.0], [50.0, 10.0], [50.0, 30.0]]), np.full(3, 5.0), room=40.0).tolist()
+    [[50.0, 10.0], [60.0, 10.0], [50.0, 30.0]]
+    """
+    moves = np.array(sorted(range(-int(room), int(room) + 1), key=lambda move: (abs(move), -move)), dtype=np.float64)
+    moved = places.astype(float)
+    placed: list[int] = []
+    for index in np.argsort(-radius, kind="stable").tolist():
+        x, y = places[index]
+        across = (x + moves)[:, None] - moved[placed, 0]
+        gaps = np.hypot(across, y - moved[placed, 1]) - (radius[index] + radius[placed])
+        free = gaps.min(axis=1, initial=math.inf)
+        chosen = int(np.argmax(free >= 0)) if (free >= 0).any() else int(np.argmax(free))
+        moved[index, 0] = x + moves[chosen]
+        placed.append(index)
+    return moved
 
 
 def _offset(index: int, count: int) -> float:

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+import runpy
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.text import Text
+from PIL import Image
 
 from reports.plots.drawn_figures import draw_all
 from reports.plots.figure import HALF
@@ -18,6 +20,7 @@ from tests.support.samples.sample_pages import SAMPLE_PAGES
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 CHECK = Path(__file__).parents[2] / "support" / "page_check.js"
+PICTURE = Path(__file__).parents[3] / "docs" / "picture.py"
 WIDTHS = (390, 1280, 1920)
 
 
@@ -38,6 +41,8 @@ def test_the_check_finds_each_defect(tmp_path: Path) -> None:
     page = """<!doctype html><html><body style="background: white">
     <p style="width: 3000px">wide</p><p style="overflow: hidden; width: 20px; white-space: nowrap">clipped text</p>
     <p style="color: #bbb">pale</p><img src="missing.png" width="9" height="9">
+    <div class="scroll" style="width: 60px; overflow-x: auto; background-image: linear-gradient(white, white)">
+    <table><thead><tr><th>p50</th><th style="padding-left: 90px">p95</th></tr></thead></table></div>
     <figure id="f"><svg role="img" aria-label="x" width="200" height="50"><text x="10" y="20">one</text>
     <text x="12" y="20">two</text><text x="190" y="40">outside</text></svg></figure></body></html>"""
 
@@ -51,8 +56,24 @@ def test_the_check_finds_each_defect(tmp_path: Path) -> None:
         'f: "one" overlaps "two"',
         'f: "outside" is outside of the figure',
         "request to missing.png",
+        "p95 needs scrolling",
     ):
         assert defect in found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium, chromium-browser or google-chrome on the PATH")
+def test_a_picture_of_a_page_has_its_first_screen_in_few_colours(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text('<html><body style="margin: 0; background: linear-gradient(red, blue); height: 3000px">')
+
+    runpy.run_path(str(PICTURE))["take_picture"](page, tmp_path / "page.png")
+
+    with Image.open(tmp_path / "page.png") as picture:
+        assert picture.size == (1280, 700)
+        colours = [colour for _, colour in picture.convert("RGB").getcolors() or ()]
+    assert 32 < len(colours) <= 64
+    assert (255, 255, 255) not in colours
 
 
 @pytest.mark.slow

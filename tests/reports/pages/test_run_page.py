@@ -143,7 +143,7 @@ def test_report_starts_with_the_verdict_the_headline_numbers_and_the_timeline(wr
         *("Output tokens/s", "Requests/s", "TTFT", "TPOT", "Failed", "Objectives", "Cached prompt tokens"),
     ]
     assert lines[11].endswith("(figures/timeline.png)")
-    assert lines[13] == "| ms, ↓ better | avg | min | med | max | p(90) | p(95) |"
+    assert lines[13] == "| ms, ↓ better | p50 | p90 | p95 | mean | min | max |"
     assert [line.split("|")[1].strip() for line in lines[15:20]] == ["TTFT", "TPOT", "Gap", "E2E", "Queue time, server"]
 
 
@@ -280,7 +280,7 @@ def test_trust_W14_the_table_and_the_figures_of_a_latency_have_one_origin() -> N
 
     for analysis in analyses:
         shown = {
-            name: table[(table.iloc[:, 0] == name) & (table["run"] == analysis.label)]["med"].item()
+            name: table[(table.iloc[:, 0] == name) & (table["run"] == analysis.label)]["p50"].item()
             for name in ("TTFT", "E2E")
         }
         median = {name: each.value if isinstance(each, Estimate) else each for name, each in shown.items()}

@@ -57,8 +57,8 @@ def test_the_map_names_its_settings_and_draws_the_limit(size: Size) -> None:
 
     axes = figure.axes[0]
     assert axes.get_xlabel() == "max_batch_prefill_tokens"
-    colour = "; colour: Output tokens/s" if size.is_narrow else ""
-    assert axes.get_title("left") == f"waiting_served_ratio{colour}"
+    assert axes.get_title("left") == "waiting_served_ratio"
+    assert figure.axes[1].get_title("right" if size.is_narrow else "left") == "Output tokens/s"
     # The cells within the limit are the left ones: one line from below to the top, and the frame around them.
     inner = {float(x) for line in axes.lines for x in line.get_xdata()}
     assert min(inner) == 1

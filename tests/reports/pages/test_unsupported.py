@@ -37,7 +37,7 @@ def test_trust_C3_a_withheld_interval_is_marked_and_names_the_requests_it_needs(
         each
         for section in json.loads(json_report.render(report))["sections"]
         for block in section["blocks"]
-        if block.get("columns", [""])[-1] == "max" and "p99" in block["columns"]
+        if block.get("columns", [""])[-1] == "missing" and "p99" in block["columns"]
         for each in [block["rows"][0][block["columns"].index("p95")]]
     ]
     assert (cell["lo"], cell["is_supported"], cell["needed"]) == (None, False, found["needed"])

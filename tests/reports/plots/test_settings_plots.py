@@ -8,9 +8,9 @@ import pytest
 from matplotlib.text import Annotation
 
 from reports.document import Size
-from reports.plots.figure import NARROW, WIDE
+from reports.plots.figure import HALF, NARROW, WIDE
 from reports.plots.hovers import Hovers
-from reports.plots.study.settings_plots import MAX_TEXTS, parallel_coordinates, settings_map
+from reports.plots.study.settings_plots import MAX_TEXTS, parallel_coordinates, settings_map, slice_of
 from reports.study import Knob, TrialOutcome
 
 BUDGET = Knob("budget", low=1, high=4)
@@ -82,3 +82,28 @@ def test_pages_1_a_map_of_two_numbers_shows_configurations_with_equal_numbers(si
     distances = np.hypot(*(places[:, None, :] - places[None, :, :]).transpose(2, 0, 1))[np.triu_indices(27, 1)]
     assert distances.min() > 8
     assert [y for _, y, _ in hovers.points] == pytest.approx([y for _, y in numbers])
+
+
+@pytest.mark.parametrize("size", [HALF, NARROW])
+@pytest.mark.parametrize(
+    ("knob", "settings"),
+    [(CHUNKING, ("on", "off")), (Knob("budget", scale="log"), (256, 1024, 4096)), (BUDGET, (0.5, 0.51, 3.2))],
+)
+def test_pages_1_marks_of_one_setting_do_not_touch(knob: Knob, settings: tuple[object, ...], size: Size) -> None:
+    own = list(itertools.islice(itertools.cycle(settings), 15))
+    frame = pd.DataFrame({"setting": pd.Series(own, dtype=object)}).assign(
+        value=[*(1000.0 + number for number in range(14)), 1100.0],
+        outcome=TrialOutcome.FEASIBLE,
+        is_winner=[number == 13 for number in range(15)],
+        text=[f"trial {number}" for number in range(15)],
+    )
+
+    [axes] = slice_of(frame, knob, "speed", size).axes
+
+    [hovers] = [each for each in axes.artists if isinstance(each, Hovers)]
+    assert axes.get_xlim()[0] <= min(x for x, _, _ in hovers.points)
+    assert axes.get_ylim()[0] < 1000
+    places = axes.transData.transform([(x, y) for x, y, _ in hovers.points])
+    distances = np.hypot(*(places[:, None, :] - places[None, :, :]).transpose(2, 0, 1))[np.triu_indices(15, 1)]
+    assert distances.min() > 9
+    assert [y for _, y, _ in hovers.points] == pytest.approx(frame["value"].tolist())

@@ -32,9 +32,11 @@ from reports.stats.capacity import Capacity
 from tests.support.samples.sample_run import SampleLoad, sample_run
 from tests.support.samples.sample_study import sample_study
 from tests.support.samples.special_pages import (
+    aiperf_report,
     choices_report,
     groups_report,
     imported_report,
+    imported_sweep_report,
     overloaded_report,
     profiled_report,
     replicas_report,
@@ -205,6 +207,8 @@ SAMPLE_PAGES: dict[str, Callable[[], Report]] = {
     "overloaded": overloaded_report,
     "replicas": replicas_report,
     "imported": imported_report,
+    "imported from aiperf": aiperf_report,
+    "imported sweep": imported_sweep_report,
     "profiled": profiled_report,
     "choices": choices_report,
 }

@@ -1,6 +1,7 @@
 """Sample pages of runs and studies with rare parts: groups of requests, replicas, imports, studies of other servers."""
 
 import dataclasses
+import json
 import random
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -9,12 +10,16 @@ from pathlib import Path
 import pandas as pd
 
 from loadgen.commands.import_runs import read_file
+from loadgen.imports.imported_run import ImportedLoad
 from reports.document import Report
 from reports.metrics.summary import Analysis, analyse_run
+from reports.metrics.sweep import LoadPoint, Sweep
 from reports.pages.run_page import build_run_report
 from reports.pages.step_page import build_step_report
 from reports.pages.study.page import build_study_report
+from reports.pages.sweep_page import build_sweep_report
 from reports.study import Knob
+from tests.support.samples.imported_files import aiperf_rows, guidellm_report
 from tests.support.samples.sample_run import SampleLoad, sample_run
 from tests.support.samples.sample_study import sample_study
 
@@ -55,6 +60,29 @@ def imported_report() -> Report:
         [run] = read_file(IMPORTED, None)
         run.write(Path(directory), IMPORTED)
         return build_run_report([analyse_run(Path(directory))])
+
+
+def aiperf_report() -> Report:
+    """A run from the records of aiperf, with failed requests; the load is that of the flags."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "profile_export.jsonl"
+        file.write_text("\n".join(map(json.dumps, aiperf_rows(num_measured=240, spread_ms=12.0))), encoding="utf-8")
+        [run] = read_file(file, ImportedLoad(rate=10.0, mode="poisson"))
+        run.write(Path(directory) / "run", file)
+        return build_run_report([analyse_run(Path(directory) / "run")])
+
+
+def imported_sweep_report() -> Report:
+    """The benchmarks of guidellm as a sweep over users."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "benchmarks.json"
+        file.write_text(json.dumps(guidellm_report()), encoding="utf-8")
+        points = []
+        for run in read_file(file, None):
+            run.write(Path(directory) / run.load.name, file)
+            analysis = analyse_run(Path(directory) / run.load.name)
+            points.append(LoadPoint(float(run.load.concurrency or 0), (analysis,)))
+        return build_sweep_report(Sweep("concurrency", tuple(points), 0.95, ("tgi-bench", "import", file.name)))
 
 
 def steps_report() -> Report:
