@@ -16,6 +16,7 @@ ratio of this engine to each peer within the same run.
 
 import argparse
 import asyncio
+import functools
 import json
 import platform
 import random
@@ -264,7 +265,12 @@ def load_transformers(model: str) -> tuple[Any, Callable[[int, int], list[list[i
     files = loader.locate(options)
     weights = loader.load(options, files, RankGroup()).model.state_dict()
     config = AutoConfig.from_pretrained(files.directory)
-    peer = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, DTYPE), attn_implementation="sdpa").eval()
+    make = functools.partial(AutoModelForCausalLM.from_config, config, dtype=getattr(torch, DTYPE))
+    try:
+        peer = make(attn_implementation="sdpa").eval()
+    except ValueError:
+        # Some models have no other implementation: Bloom.
+        peer = make(attn_implementation="eager").eval()
     peer.load_state_dict(weights)
     tokenizer = load_tokenizer(files.tokenizer_directory)
     return peer, lambda rows, seed: [tokenizer.encode(text, True)[-PROMPT_TOKENS:] for text in texts(rows, seed)]

@@ -183,11 +183,13 @@ def environment(name: str, packages: Sequence[str]) -> Path:
 
 
 def saved(model: str) -> Path:
-    """Save the model once as a directory with weights and tokenizer."""
+    """Save the model once as a directory with weights and tokenizer. Raises SkippedPeer."""
     directory = CACHE / "models" / _file_name(model)
     if not (directory / "complete").is_file():
         words = [sys.executable, "-m", "benchmarks.peers.transformers_server", "save", model, str(directory)]
-        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+        done = subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise SkippedPeer(f"{model} cannot be saved: {done.stderr.strip()[-300:]}")
         (directory / "complete").touch()
     return directory
 
