@@ -24,7 +24,9 @@ from reference_server.model_server.speculation.look_value import OVERALL_DECAY, 
 from reference_server.model_server.speculation.proposed_draft import ProposedDraft
 from reference_server.model_server.speculation.step_cost import StepCost
 from reference_server.model_server.speculation.step_runs import (
+    COLD_STEPS,
     FEWEST_PLAIN,
+    LEAST_GAIN,
     REFRESH,
     RUN,
     TRIAL,
@@ -248,6 +250,8 @@ class Drafter:
             return False
         rest.left -= 1
         rest.taken += 1
+        if rest.num_steps == COLD_STEPS and rest.started_ns and self.clock is not None:
+            rest.started_ns = self.clock()
         rest.num_steps += 1
         return True
 
@@ -297,13 +301,14 @@ class Drafter:
             self._end_run(run)
         token_ns = self._token_ns(rows, cost)
         rest = self._rest
-        if rest.started_ns and rest.num_steps >= FEWEST_PLAIN and rest.rows == tuple(rows):
-            self._speed.add((now_ns - rest.started_ns) / rest.num_steps, token_ns)
+        num_plain = rest.num_steps - COLD_STEPS
+        if rest.started_ns and num_plain >= FEWEST_PLAIN and rest.rows == tuple(rows):
+            self._speed.add((now_ns - rest.started_ns) / num_plain, token_ns)
         speed = self._speed.ratio
         self._count_rest()
         if speed is None or self._num_runs >= REFRESH:
             self._num_runs = 0
-            self._begin_rest(rows, NoDraft.COST, 2 * FEWEST_PLAIN, now_ns)
+            self._begin_rest(rows, NoDraft.COST, COLD_STEPS + FEWEST_PLAIN, now_ns)
             return ()
         if not self._due_now(rows, cost, now_ns):
             return ()
@@ -327,9 +332,9 @@ class Drafter:
         self._looks.stepped(run.taken - 1)
         self._budget.decoded(run.token_ns, run.taken)
         self._budget.add(-run.lost_ns)
-        self._look_value.add(run.value)
+        self._look_value.add(run.value - LEAST_GAIN)
         longest = longest_pause(max(0.0, run.lost_ns), run.token_ns)
-        pays = run.history.measured(run.value, run.newest.num_ids, longest)
+        pays = run.history.measured(run.value - LEAST_GAIN, run.newest.num_ids, longest)
         self._looks.looked(pays, longest)
         self._looks.stepped()
 

@@ -16,8 +16,12 @@ TRIAL = 4
 """The same otherwise. The first one is not measured: it finds cold caches."""
 REFRESH = 32
 """Runs after which some plain steps are measured again."""
-FEWEST_PLAIN = 4
+FEWEST_PLAIN = 6
 """Steps of a rest from which the speed of plain steps is measured."""
+COLD_STEPS = 2
+"""First steps of a rest, which are not measured: after a draft they take longer than other plain steps."""
+LEAST_GAIN = 0.05
+"""Plain tokens that a step of a run has to save: both speeds are measured in few steps."""
 DECAY = 0.8
 """Weight of a rest's speed once the next one is known."""
 MOST_LOST = 1.0
@@ -28,7 +32,8 @@ MOST_LOST = 1.0
 class Rest:
     """Steps of the same rows without a look, and the reason.
 
-    left: steps to come. taken: steps not yet counted. num_steps: all steps so far. started_ns: 0 if not timed.
+    left: steps to come. taken: steps not yet counted. num_steps: all steps so far. started_ns: of the
+    first measured one; 0 if not timed.
     """
 
     rows: tuple[object, ...] = ()

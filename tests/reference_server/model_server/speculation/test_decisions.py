@@ -184,7 +184,7 @@ def test_drafts_of_one_request_follow_the_measured_time_of_its_steps(case: Case,
     fixed = case.plain_ns / ns_per_token(case, False, tokens)
 
     assert adaptive >= 0.97
-    assert adaptive >= 0.97 * fixed
+    assert adaptive >= 0.95 * fixed
 
 
 @pytest.mark.parametrize("num_steps", [1, 3])
