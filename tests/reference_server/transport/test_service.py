@@ -57,7 +57,9 @@ async def test_exception_becomes_internal_with_its_text_and_the_shard_lives(url,
     assert error.details() == "broken tokenizer"
     assert dict(error.trailing_metadata())["grpc-status-details-bin"] == b"\x08\x0d\x12\x10broken tokenizer"
     assert not service.fatal.done()
-    assert [record.levelno for record in caplog.records if record.exc_info] == [logging.ERROR]
+    # gRPC's poller sometimes logs an error of its own while another channel closes.
+    own = [record for record in caplog.records if record.name.startswith("reference_server")]
+    assert [record.levelno for record in own if record.exc_info] == [logging.ERROR]
 
 
 async def test_long_error_text_is_cut_to_what_a_client_accepts(url):
