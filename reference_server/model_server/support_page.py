@@ -40,9 +40,13 @@ model in `base_model_name_or_path`, which is downloaded and served with it:
 | MLP speculator | `model_type: mlp_speculator` | any weight files, with or without `tie_weights` and `scale_input` |
 
 Heads are served with every ragged family, quantized or not, with several shards and both schemas, and change no output.
-They are not quantized, and every shard holds all of them. Refused: more tokens than heads (`--speculate`), a base model
-of another tier, heads of other sizes than the base model's. Tokens without a draft are counted by reason in
-`tgi_undrafted_tokens`.
+They are not quantized, and every shard holds all of them. They draft alone: a server with heads looks for no n-grams.
+Refused: more tokens than heads (`--speculate`), `--ngram-rule tgi`, a base model of another tier, heads of other sizes
+than the base model's. Tokens without a draft are counted by reason in `tgi_undrafted_tokens`.
+
+Drafts of one request alone on a CPU are decided by the measured time of its steps. With several requests in a batch,
+several shards, or an accelerator, they are decided by the times that the warm-up has measured, which are the same on
+all shards.
 """
 
 GENERATION_DEFAULTS = """A model with `is_causal: false` in its config is refused as well.
