@@ -76,7 +76,7 @@ def _row(row: "pd.Series[Any]", has_percentiles: bool) -> dict[str, object]:
         "step": row["step"],
         "batch size": int(row["batch_size"]),
         "average": estimate,
+        **(percentiles if has_percentiles else {}),
         "lowest": float(row["lowest"]),
         "highest": float(row["highest"]),
-        **(percentiles if has_percentiles else {}),
     }
