@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from reference_server.model_server.cpu_kernels import build
 from reference_server.model_server.memory.weight_memory import placed
 
-PACKED_DTYPES = (torch.bfloat16, torch.float16)
+# Whether oneDNN has a product of a type on this processor: bfloat16 needs AVX-512, float16 AVX-512 FP16.
+ONEDNN_CHECKS = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
 # oneDNN chooses its layout for this row count; other counts make little difference.
 TYPICAL_ROWS = 32
 # Outputs side by side in the compiled kernel's layout.
@@ -79,19 +80,19 @@ def panels_of(linear: Any) -> Panels | None:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether there is a packed product for this device, type and build of torch."""
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype in PACKED_DTYPES
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
+    """Whether there is a packed product for this device, type, processor and build of torch."""
+    return weight.device.type == "cpu" and (can_compile(weight) or _has_onednn_product(weight.dtype))
 
 
 def can_compile(weight: Tensor) -> bool:
     """Whether the compiled product takes the weight: bfloat16, an even number of inputs, on a processor that has it."""
     operators = build.kernels() if weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0 else None
     return operators is not None and hasattr(operators, "linear")
+
+
+def _has_onednn_product(dtype: torch.dtype) -> bool:
+    check = getattr(torch.ops.mkldnn, ONEDNN_CHECKS.get(dtype, ""), None)
+    return check is not None and hasattr(torch.ops.mkldnn, "_linear_pointwise") and bool(check())
 
 
 def in_panels(weight: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from reference_server.model_server.models.fused.packed_linear import PackedLinea
 from tests.support.models.tiny_models import make_tiny_model
 
 packs = pytest.mark.skipif(
-    not can_pack(torch.empty(1, 1, dtype=torch.bfloat16)), reason="this build of torch has no packed product"
+    not can_pack(torch.empty(1, 1, dtype=torch.bfloat16)), reason="this processor has no packed product"
 )
 
 
@@ -41,6 +41,18 @@ def test_packing_a_model_changes_no_logit_beyond_rounding(name: str) -> None:
     # GPT-2's and BLOOM's heads are their embedding tables, which stay.
     tied = name != "gpt-neox"
     assert added == (packed.get_input_embeddings().weight.nbytes if tied else 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@torch.no_grad()
+def test_a_model_of_any_type_computes_on_any_processor(dtype: torch.dtype) -> None:
+    plain = make_tiny_model("gpt-neox").to(dtype)
+    packed = copy.deepcopy(plain)
+
+    pack_linears(packed, None)
+
+    tokens = torch.arange(12)[None]
+    torch.testing.assert_close(packed(tokens).logits, plain(tokens).logits, atol=0.05, rtol=0.05)
 
 
 def test_float32_stays_plain() -> None:
