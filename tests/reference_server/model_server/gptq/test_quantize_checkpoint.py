@@ -20,6 +20,7 @@ from reference_server.model_server.gptq.quantize_checkpoint import CalibrationSe
 from reference_server.model_server.gptq.round_weight import GPTQSettings, round_weight
 from reference_server.model_server.models import loader
 from reference_server.model_server.options import EngineOptions
+from reference_server.model_server.quantization.integers import float_products
 from tests.support.models.checkpoints.gptq_reader import read_weight
 from tests.support.models.checkpoints.quantized_checkpoints import save_quantized
 from tests.support.models.tiny_configs import CONFIGS
@@ -41,7 +42,8 @@ FAMILIES = [name if name in SHORT else pytest.param(name, marks=pytest.mark.slow
 
 def load(directory: Path) -> Any:
     options = EngineOptions(str(directory), dtype="float32", tier="padded")
-    model = loader.load(options, loader.locate(options), RankGroup()).model
+    with float_products():
+        model = loader.load(options, loader.locate(options), RankGroup()).model
     model.set_attn_implementation("sdpa" if getattr(model.config, "alibi", False) else "eager")
     return model
 
