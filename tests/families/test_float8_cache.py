@@ -15,6 +15,7 @@ from reference_server.errors import StartupError, UnsupportedError
 from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.drafting import Drafter
 from reference_server.model_server.memory.float8 import FLOAT8_TYPES
+from reference_server.model_server.quantization.integers import float_products
 from tests.support.models.checkpoints.quantized_checkpoints import save_quantized
 from tests.support.models.known_drafts import KnownDrafts
 from tests.support.models.lower_tiers import ENCODER_DECODER, PADDED, RECURRENT, run_together, save_model
@@ -100,7 +101,8 @@ async def test_drafts_over_an_eight_bit_cache_change_no_token(loaded: Loaded) ->
 @pytest.mark.parametrize("cache", [E4M3, E5M2])
 async def test_quantized_weights_over_an_eight_bit_cache(tmp_path: Path, cache: CacheType) -> None:
     directory, dequantized = save_quantized(tmp_path, "llama", "ct-int8", hidden_size=64, intermediate_size=128)
-    shard = LocalShard.load(tiny_options(directory, kv_cache_dtype=cache))
+    with float_products():
+        shard = LocalShard.load(tiny_options(directory, kv_cache_dtype=cache))
 
     found = await answers(shard)
 

@@ -107,8 +107,7 @@ async def test_a_family_generates_the_same_from_gptq_as_from_the_dequantized_wei
     dequantized.save_pretrained(tmp_path / "plain")
     save_word_tokenizer(tmp_path / "plain")
 
-    with float_products():
-        quantized, plain = [await run_load(each, 0, 1) for each in (directory, tmp_path / "plain")]
+    quantized, plain = [await run_load(each, 0, 1) for each in (directory, tmp_path / "plain")]
 
     assert quantized["outcomes"] == plain["outcomes"]
     assert quantized["bytes"] < plain["bytes"]
@@ -191,7 +190,7 @@ def test_model_server_M28_a_plain_checkpoint_is_quantized_as_it_is_loaded(method
     linears, head = layer_linears(loaded), loaded.model.get_output_embeddings()
     weights = sum(linear.in_features * linear.out_features for linear in linears)
     most_bits, most_distance = METHODS_ON_THE_FLY[method]
-    assert sum(linear.nbytes for linear in linears) * 8 / weights < most_bits
+    assert sum(linear.nbytes for linear in linears) * 8 / weights <= most_bits
     saved = weights * (16 - most_bits) / 8
     if isinstance(head, QuantizedLinear):
         saved += plain.model.get_output_embeddings().weight.nbytes - head.nbytes

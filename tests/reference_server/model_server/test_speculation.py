@@ -150,7 +150,8 @@ async def test_model_server_M30_ngram_drafts_are_accepted_on_repetitive_text(rul
             found += await driver.run(replace(request, chunks=(prompt,), truncate=40))
 
         assert found[1].ids == found[0].ids
-        assert found[1].logprobs == found[0].logprobs
+        # A product of several rows may round its sums otherwise than one of one row.
+        assert found[1].logprobs == pytest.approx(found[0].logprobs, abs=1e-4)
         assert found[0].num_generations == len(found[0].ids)
         num_accepted += len(found[1].ids) - found[1].num_generations
     assert num_accepted > 3

@@ -50,7 +50,8 @@ def test_model_server_M27_the_trained_preset_is_quantized_on_its_own_text_and_lo
     assert "Quantize: [4/4] -- ETA: 0:00:00" in shown
     loaded, found = logits(out, quantize="gptq")
     plain = logits("preset:tiny-llama")[1]
-    assert sum(isinstance(module, QuantizedLinear) for module in loaded.model.modules()) == 4 * 7
+    layers = loaded.model.base_model
+    assert sum(isinstance(module, QuantizedLinear) for module in layers.modules()) == 4 * 7
     assert loaded.quantization is not None
     assert loaded.quantization.scheme.name == "gptq"
     assert 0.005 < ((found - plain).norm() / plain.norm()).item() < 0.15
