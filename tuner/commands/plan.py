@@ -165,7 +165,7 @@ def plan(args: argparse.Namespace, _words: Sequence[str]) -> int:
         print(f"no plan: {costs.problem}; plan anyway with --force")
         return TOO_POOR
     is_cached = server.uses_prefix_caching
-    # Fleets that suffice only if every prediction is right are too small.
+    # A fleet that is just sufficient by exact predictions would be too small.
     law = law_of(server, costs.with_errors().of(server.settings))
     fleet = Fleet(
         server.rule,

@@ -208,7 +208,7 @@ _MASK = 2**64 - 1
 
 
 def uniform(key: int, position: int, salt: int = 0) -> float:
-    """A number in [0, 1) of a request and a position: the finalizer of splitmix64 (Steele et al., 2014)."""
+    """A pseudo-random number in [0, 1) from request and position: the finalizer of splitmix64 (Steele et al., 2014)."""
     value = (key * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9 + salt * 0x94D049BB133111EB + 1) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK

@@ -252,14 +252,14 @@ class Replica:
         left = row.ends_at - self._step
         num_ids = row.flight.input_tokens + row.flight.generated + row.left - left
         if row.drafting is None:
-            assert self._drafting is not None, "only a server with drafts has them"
+            assert self._drafting is not None, "a row has a draft, but the server has none"
             row.drafting = self._drafting.row(row.flight.id, num_ids, left)
         row.drafting.num_ids, row.drafting.stopping.remaining_tokens = num_ids, left
         return row.drafting
 
     def _drafted_step(self, call: Decode, now_ns: int, drafts: list[tuple[ShardRow, int]]) -> Stride:
         law, decoding = self._law, self._num_decoding
-        assert isinstance(law, SpeculatingLaw), "only such a law has drafts"
+        assert isinstance(law, SpeculatingLaw), "the step law has no drafts"
         drafted = sum(length for _, length in drafts)
         self.counts.drafted += drafted
         step = StepWork(rows=decoding, kv=self._kv + decoding, ended=self._ended)
@@ -281,8 +281,8 @@ class Replica:
     def _accept(self, drafts: list[tuple[ShardRow, int]]) -> None:
         """Move the ends of rows with accepted drafts forward. The step in progress is still to be counted."""
         for row, length in drafts:
-            assert self._drafting is not None, "only a server with drafts has them"
-            assert row.drafting is not None, "a draft has a row"
+            assert self._drafting is not None, "a row has a draft, but the server has none"
+            assert row.drafting is not None, "a row with a draft has no drafting state"
             count = self._drafting.accepted(row.drafting, length)
             if not count:
                 continue

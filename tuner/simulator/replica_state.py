@@ -84,7 +84,7 @@ class Counts:
 class Stride:
     """The running step, or several decode steps as one. Each step takes `gain_ns` longer than the one before.
 
-    drafts: the rows whose drafts the step verifies, with their lengths. ended_ns: what the first step takes longer
+    drafts: the rows whose drafts the step verifies, with their lengths. ended_ns: additional time of the first step,
     because requests ended with the step before it.
     """
 

@@ -99,7 +99,7 @@ class SimulatedServer:
 
 
 def _listed(value: object) -> object:
-    """A setting as settings files and traces of launches have it: text with commas, or a list."""
+    """A list setting as a list. Settings files and traces of launches can have it as text with commas."""
     return value.split(",") if isinstance(value, str) else list(value) if isinstance(value, Sequence) else value
 
 
@@ -128,9 +128,10 @@ class KvPool:
 
     @classmethod
     def of(cls, servers: Sequence[SimulatedServer]) -> "KvPool":
-        """Fit the pool to launches, by the first of these ways that determines the costs.
+        """Fit the pool to launches.
 
-        The memory that launches reported; the differences between launches; all memory counted as K/V.
+        The costs are from the first of these sources that determines them: the memory that launches reported; the
+        differences between launches; the assumption that all memory is K/V.
         """
         import numpy as np
 
@@ -186,8 +187,8 @@ def _tokens(server: SimulatedServer) -> float:
     return float(server.options["max_batch_total_tokens"]) * element_bytes(server.settings)
 
 
-# K/V tokens in the whole memory, and by scheme the K/V tokens that one token of the prefill budget costs; both times
-# the bytes of a number.
+# Two values in units of K/V tokens times the bytes of a number: the size of the whole memory, and by scheme the size
+# that one token of the prefill budget takes.
 PoolCosts = tuple[float, dict[str, float]]
 
 

@@ -1,8 +1,8 @@
 """The Optuna study of a search, used by ask and tell.
 
 An infeasible configuration is stored as a complete trial with a violated constraint, so that the sampler avoids its
-region. A fault of the measurement is stored as a failed trial. Every running trial has a lease, with which trials of
-lost workers are found and repeated; only some of Optuna's storages have a heartbeat.
+region. A fault of the measurement is stored as a failed trial. Every running trial has a lease. If its worker stops
+renewing it, the trial is repeated. Optuna's own heartbeat needs storages of certain types.
 """
 
 import contextlib

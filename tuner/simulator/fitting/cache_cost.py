@@ -1,6 +1,6 @@
 """The time of reading keys and values from an eight-bit cache, relative to a cache of the model's own type.
 
-Only the terms of a step in cached keys change: fewer bytes are read, and each is widened. The sum of both effects
+Only the time of cached keys changes: fewer bytes are read, and each number is converted. The sum of both effects
 depends on the device, so the factor is measured.
 """
 
@@ -15,7 +15,7 @@ from tuner.simulator.fitting.traced_steps import TracedSteps
 KEYS = ("cached", "kv")
 """The columns of a step's work that count keys in the cache."""
 LEAST = 0.25
-"""Smallest factor: a number has one byte in place of four at most, and is read no faster than that."""
+"""Smallest factor: a number shrinks from at most four bytes to one, so it is read at most four times as fast."""
 
 
 def with_keys_scaled(model: CostModel, factor: float) -> CostModel:
@@ -26,8 +26,8 @@ def with_keys_scaled(model: CostModel, factor: float) -> CostModel:
 def fit_factor(measured: Iterable[tuple[CostModel, TracedSteps]]) -> float | None:
     """The factor of an eight-bit cache, from its steps and the model of the same server with its own type.
 
-    The least squares of relative errors over decode steps; None if these do not show the time of a key. A launch on a
-    slower machine is slower in its prompts too, so its times are first divided by those of its prompts.
+    It minimizes the squared relative errors of decode steps. None if these do not show the time of a key. On a slower
+    machine the prompts of a launch are slower too, so its times are first divided by the ratio of its prompts.
     """
     numerator = denominator = 0.0
     for model, steps in measured:
@@ -42,7 +42,7 @@ def fit_factor(measured: Iterable[tuple[CostModel, TracedSteps]]) -> float | Non
 
 
 def _level(model: CostModel, steps: TracedSteps) -> float:
-    """The median of measured by predicted times of steps with prompts alone; 1 without such steps."""
+    """The median ratio of measured to predicted times of steps without decode rows; 1 without such steps."""
     prompts = steps.chosen((steps.calls_of_rows[:, 1] == 0) & (steps.work[:, 0] > 0) & (steps.work[:, 4] == 0))
     predicted = predicted_ns(model, prompts)
     known = predicted > 0

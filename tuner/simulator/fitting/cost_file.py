@@ -25,7 +25,7 @@ UNKNOWN_RANGES = (
 FEWEST_DECODES = 20
 # Largest median errors of usable predictions: of sums of held-out steps by phase, and of held-out loads by metric.
 USABLE_ERRORS = {"prefill": 0.2, "decode": 0.2, "throughput": 0.15, "tpot": 0.15, "ttft": 0.3}
-# The same of steps of about one size: loads with other batch sizes than the measured ones are then predicted by chance.
+# The same for steps of about one size. Above it, loads with other batch sizes than the measured ones are not predicted.
 USABLE_SIZES = 0.5
 # Above these, the output states the error: of sums of held-out steps, and of equal steps.
 GOOD_ERRORS = {"prefill": 0.08, "decode": 0.08}
@@ -99,17 +99,17 @@ class Costs:
 
     @property
     def noise(self) -> str | None:
-        """Sentences on errors and differences between equal steps that predictions should be read with; or None."""
+        """A warning about inaccurate predictions or differences between equal steps; None if both are small."""
         spreads = self._above_good(lambda errors, name: errors.spread.get(name, 0.0))
         errors = self._above_good(lambda errors, name: errors.sums.get(name, 0.0))
         busy = f"the machine was busy during the measurement: equal steps differ by {spreads} in the median"
         sizes = self._above_good(lambda errors, name: errors.sizes.get(name, 0.0))
-        off = f"sums of held-out steps are predicted with a median error of {errors}: expect as much of the predictions"
+        off = f"sums of held-out steps are predicted with a median error of {errors}: expect this error in predictions"
         off += f", and up to {sizes} at single batch sizes" if sizes else ""
         return "; ".join(filter(None, (spreads and busy, errors and off))) or None
 
     def _above_good(self, error_of: Callable[[StepErrors, str], float]) -> str:
-        """The largest errors of all models, by phase, where they are above the good ones."""
+        """The largest error of all models for each phase in which it exceeds `GOOD_ERRORS`."""
         largest = {
             name: max((error_of(errors, name) for errors in self._errors if name in errors.median), default=0.0)
             for name in GOOD_ERRORS
@@ -117,7 +117,7 @@ class Costs:
         return " and ".join(f"{error:.0%} ({name})" for name, error in largest.items() if error > GOOD_ERRORS[name])
 
     def with_errors(self) -> "Costs":
-        """The costs with step times that are longer by the error to expect of a prediction."""
+        """The costs with step times increased by the expected error of a prediction."""
         return replace(self, models={scheme: model.with_error() for scheme, model in self.models.items()})
 
     @property
@@ -195,7 +195,8 @@ def fit_costs(
 ) -> Costs:
     """Fit one model for each `quantize` value and rescale it to all its steps. Raises CostModelError.
 
-    Launches with an eight-bit K/V cache give the factor of its keys, and a model only where no other launch does.
+    Launches with an eight-bit K/V cache determine the factor of its keys. A `quantize` value is fitted to them only if
+    it has no other launches.
     clients: client costs of the launches. with_intervals: compute bootstrap intervals of the coefficients.
     """
     servers = [SimulatedServer.of(steps.facts) for steps in launches]

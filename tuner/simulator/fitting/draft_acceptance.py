@@ -1,8 +1,8 @@
 """How often drafts are accepted under a load: measured by step traces, or given in a cost file.
 
-Good and bad stretches of a text follow one another: a token after an accepted one is accepted much more often than the
-first token of a draft. A long draft takes a good stretch in few steps, so that the share of accepted first tokens falls
-with the length of drafts. The two probabilities below do not depend on the length.
+A text has stretches that a draft source predicts well, and others. So a token after an accepted one is accepted much
+more often than the first token of a draft. Longer drafts pass a good stretch in fewer steps, which lowers the fraction
+of accepted first tokens. The two probabilities below do not depend on the length of drafts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ PROBABILITIES = ("coverage", "first", "next")
 class DraftAcceptance:
     """Drafts of one model under one load. All values are probabilities.
 
-    coverage: a row whose last draft was not accepted to its end has a draft. first: its first token is accepted. next:
-    a token after an accepted one is, in the same draft or in the next one. is_adaptive: measured only on drafts that
-    the server expected to pay, so that drafts which it left out are unknown.
+    coverage: a row has a draft, if its last draft was not accepted to its end. first: the first token of that draft is
+    accepted. next: a token after an accepted one is accepted, in the same draft or in the next one. is_adaptive:
+    measured only on drafts from which the server expected a gain; the drafts that it left out are unknown.
     """
 
     coverage: float

@@ -21,14 +21,18 @@ ORDER = ("tokens", "prefill", "decode", "rows", "kv", "squares", "prompts", "dra
 SAME = 1e-4
 BOOTSTRAPS = 200
 FEWEST_STEPS = 4
-# Number of folds in which steps are held out, and number of ranges for each factor of two: numbers of keys in the same
-# range have one shape.
-FOLDS, KEY_RANGES = 5, 2
+# Number of folds in which steps are held out.
+FOLDS = 5
+# Ranges of the number of keys in each factor of two. Steps with numbers in one range have the same shape.
+KEY_RANGES = 2
 # Consecutive steps whose sum is compared with its prediction: about as many as a response has.
 SUMMED = 64
-# Rounds of reweighting, the relative error below which a step has no larger weight, and the bound on a prediction's
-# ratio to the measured time, as a scale of errors.
-ROUNDS, SMALL, FAR = 8, 0.02, 20.0
+# Rounds of reweighting.
+ROUNDS = 8
+# Steps with a smaller relative error have the weight of this one.
+SMALL = 0.02
+# Errors are divided by the predicted time, clipped to within this factor of the measured time.
+FAR = 20.0
 
 
 def fit(
@@ -39,8 +43,8 @@ def fit(
 ) -> CostModel:
     """Fit the law to launches. Raises CostModelError.
 
-    The model is fitted to all steps, with intervals from a bootstrap over launches. Its errors are those on the shapes
-    of each fold, of a fit to the other folds.
+    The model is fitted to all steps, with intervals from a bootstrap over launches. Its errors are cross-validated: the
+    steps of each fold are predicted by a fit to the other folds.
     """
     steps = joined(launches)
     sizes = tuple(sorted(graph_sizes))
@@ -172,7 +176,7 @@ def _held_out_errors(steps: TracedSteps, columns: Array, known: Sequence[int]) -
             times_ns = columns @ np.asarray([coefficients.get(name, 0.0) for name in COLUMNS])
             predicted[is_out] = times_ns[is_out]
             for phase in (is_prefill, ~is_prefill):
-                # To the mean, as `rescaled` does.
+                # Predicted and measured times have equal sums, as after `rescaled`.
                 total = times_ns[phase & ~is_out].sum()
                 factor = steps.wall_ns[phase & ~is_out].sum() / total if total else 1.0
                 scaled[phase & is_out] = factor * times_ns[phase & is_out]
@@ -198,7 +202,7 @@ def _error_of_sums(wall_ns: Array, predicted_ns: Array) -> float:
 
 
 def _error_of_sizes(sizes: Array, wall_ns: Array, predicted_ns: Array) -> float:
-    """The largest relative error of the sum of all steps of about one size, of those with SUMMED steps."""
+    """The largest relative error of a sum of all steps of about one size, if they are at least SUMMED."""
     powers = np.ceil(np.log2(np.maximum(sizes, 1.0)))
     groups = [powers == power for power in np.unique(powers) if (powers == power).sum() >= SUMMED]
     return max((abs(float(predicted_ns[each].sum() / wall_ns[each].sum()) - 1) for each in groups), default=0.0)

@@ -6,8 +6,8 @@ adapters a0·LoRA adapters + a1·tokens that use one, in a step of any kind
 ended    e0·requests that ended with the step before, in a step of any kind
 
 A step with both phases has the sum of both laws without d0. d4 also counts the keys of a drafted token, as many as its
-row has. Coefficients are not negative. The fit minimizes the relative error of the wall time, which is the time from
-the answer to one step to the answer to the next.
+row has. Coefficients are not negative. The fit minimizes the relative error of the wall time, which is the time between
+the answers to two consecutive steps.
 """
 
 from dataclasses import dataclass

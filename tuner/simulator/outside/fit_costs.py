@@ -38,7 +38,7 @@ SEARCH_ROUNDS = 3
 CLEARLY_LOWER = 0.05
 ROUNDING = 1e-5
 FEWEST_LOADS = 6
-# The number of slots is not limited by a load if this fraction of its users decodes at the same time.
+# A load does not show the number of slots if this fraction of its users decodes at the same time.
 ALL_DECODE = 0.8
 SAME_SLOTS = 0.1
 
@@ -116,7 +116,7 @@ class Problem:
         weights, loads, kinds = [], [], []
         for run, statistics in zip(runs, measured, strict=True):
             names = [name.split("_")[0] for name in statistics]
-            # All statistics of one kind of a run have together the weight of one.
+            # The statistics of one kind in a run together have the weight of one statistic.
             weights += [1 / math.sqrt(names.count(name)) for name in names]
             loads += [run.name] * len(names)
             kinds += names
@@ -232,7 +232,7 @@ class RuleSearch:
         return self._lowest(rule, [replace(rule, prefill_tokens=budget) for budget in budgets], CLEARLY_LOWER)
 
     def _lowest(self, rule: SlotRule, others: Iterable[SlotRule], margin: float) -> SlotRule:
-        """The rule, or the best of `others` with a loss lower by the fraction `margin`. A negative one allows more."""
+        """The rule, or the best of `others` whose loss is lower by the fraction `margin`, higher if it is negative."""
         best = rule
         for other in others:
             at = self._fitted[best][1]

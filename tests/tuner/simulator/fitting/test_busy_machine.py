@@ -117,7 +117,7 @@ def test_pages_4_the_error_is_named_with_its_limit() -> None:
     assert costs.problem == "the median error of held-out decode, in sums of 64 steps, is 25.0%, above 20%"
     assert costs.noise == (
         "the machine was busy during the measurement: equal steps differ by 30% (decode) in the median; sums of "
-        "held-out steps are predicted with a median error of 25% (decode): expect as much of the predictions"
+        "held-out steps are predicted with a median error of 25% (decode): expect this error in predictions"
     )
 
 
