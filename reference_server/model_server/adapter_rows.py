@@ -15,9 +15,9 @@ BASE = 0
 class AdapterRows:
     """Tokens of a step that use adapters.
 
-    slots: [tokens] int64, `BASE` where a token uses none. order: [n] int64, the tokens with an adapter, those of one
-    adapter together and in their order. starts: [groups + 1] int64, of each group in `order`. groups: [groups] int64,
-    the slot of each group. packed: the number of groups, then groups, starts and order, for the compiled kernel.
+    slots: [tokens] int64, the adapter's slot, `BASE` for none. order: [n] int64, indices of the tokens with an adapter,
+    sorted by slot and index. starts: [groups + 1] int64, start of each group in `order`, and its end. groups:
+    [groups] int64, the slot of each group. packed: number of groups, groups, starts, order, for the compiled kernel.
 
         slots    0 2 1 0 2
         order    2 | 1 4        starts  0 1 3        groups  1 2

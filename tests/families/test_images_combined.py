@@ -95,7 +95,7 @@ def test_an_adapter_of_the_vision_tower_is_refused_by_name(tmp_path: Path) -> No
     save_adapter(tmp_path / "tower", saved.model, rank=2)
     options = tiny_options(saved.directory, adapters=(AdapterSource("tower", str(tmp_path / "tower")),))
 
-    with pytest.raises(Exception, match="is no linear layer inside LlamaForCausalLM"):
+    with pytest.raises(Exception, match="is not a linear layer of LlamaForCausalLM"):
         LocalShard.load(options)
 
 

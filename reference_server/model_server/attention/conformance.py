@@ -24,10 +24,10 @@ from reference_server.model_server.attention.staging import tensors_on
 from reference_server.model_server.memory.kv_cache import UNSCALED, KVCache, KVScales, LayerShape
 from reference_server.model_server.step_state import Step, StepMetadata, StepState, StepTensors
 
-# New tokens, and tokens whose K/V exist after the step, of each row.
+# For each row: number of new tokens, and number of tokens with K/V after the step.
 Rows = Sequence[tuple[int, int]]
 DECODES: Rows = [(1, 1), (1, 17), (1, 40)]
-# The last one is longer than the torch kernel's rows of a mask.
+# The last row has more new tokens than `MASKED_QUERY_ROWS` of the torch kernel.
 PREFILLS: Rows = [(4, 4), (20, 20), (5, 33), (2, 16), (280, 290)]
 ROWS: Mapping[str, Rows] = {"decode": DECODES, "prefill": PREFILLS, "mixed": [*DECODES, *PREFILLS]}
 # Initial value of the cache: a kernel that reads a block without an owner gives a wrong result.
@@ -36,7 +36,7 @@ POISON = 3e4
 
 @dataclass(frozen=True, slots=True)
 class ConformanceCase:
-    """Attention options, in the shape that the dense reference takes; and an eight-bit cache with its scales."""
+    """Options of a layer's attention, and the type and scales of its cache. cache_dtype: None is the compute type."""
 
     num_heads: int = 4
     num_kv_heads: int = 4

@@ -1,7 +1,7 @@
 """Paged decode and prefill by the flashinfer package, where it is installed and `--attention flashinfer` is set.
 
-Its wrappers plan a forward on the host and keep the plan on the device, so no CUDA graph captures them; the cache has
-the layout that the package calls HND. ALiBi is left to the other kernels.
+Its wrappers plan each forward on the host and keep the plan on the device, so a CUDA graph cannot capture them. The
+cache has the layout that the package calls HND. Models with ALiBi use the other kernels.
 """
 
 import functools

@@ -19,9 +19,9 @@ from reference_server.model_server.step_state import Step, StepMetadata
 
 # Query rows computed at a time when a mask is built, so that the mask never grows with the square of the prompt.
 MASKED_QUERY_ROWS = 256
-# Below this many gathered elements float32 products are used: a 16-bit one costs more to set up than to compute.
+# With fewer gathered elements, products are in float32: the set-up of a 16-bit product takes longer than the product.
 FEW_ELEMENTS = 1 << 17
-# Gathered bytes that stay in the processor's caches until the products read them.
+# Largest number of gathered bytes that stay in the processor's caches until the products read them.
 TILE_BYTES = 4 << 20
 
 
@@ -40,7 +40,7 @@ class AttentionTile:
 
 
 class TorchDecode:
-    """One query token a row: gather pages, two batched products, for as many rows at a time as a cache level holds."""
+    """One query token a row: two batched products over gathered pages, in groups of rows that fit in a CPU cache."""
 
     name = "torch"
     block_size = 16

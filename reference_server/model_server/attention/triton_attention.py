@@ -1,9 +1,9 @@
 """The Triton kernels of attention: store K/V, decode in splits (one query token a row), prefill (several tokens a row).
 
 All read the cache in place (kv_cache.py), for any page size and head size. FLOAT8 is 0 for a cache in a float type that
-Triton loads. A cache of eight-bit floats is passed as bytes, which every GPU supports (few have instructions for e4m3);
-FLOAT8 is then the number of mantissa bits: 3 (e4m3) or 2 (e5m2). Importing this needs Triton. Positions are per row;
-slots and addresses are 64-bit, since a cache of 141 GB has more than 2^31 elements.
+Triton loads. A cache of eight-bit floats is passed as bytes, since few GPUs have instructions for e4m3. FLOAT8 is then
+the number of mantissa bits: 3 (e4m3) or 2 (e5m2). The import of this module needs Triton. Positions count from the
+start of a row. Slots and addresses are 64-bit, since a cache of 141 GB has more than 2^31 elements.
 """
 
 # mypy: ignore-errors
@@ -19,9 +19,9 @@ def store(
     num_kv_heads, head_dim, block_size, key_factor, value_factor,
     HEADS: tl.constexpr, DIM: tl.constexpr, FLOAT8: tl.constexpr,
 ):  # fmt: skip
-    """Store the keys (program 1 is 0) or values (1) of one token; a negative slot is skipped.
+    """Store the keys (program id 1 is 0) or the values (1) of one token. A token with a negative slot is skipped.
 
-    The factors are those of keys and values before they are rounded to eight bits.
+    key_factor, value_factor: multiply keys and values before they are rounded to eight bits.
     """
     token = tl.program_id(0).to(tl.int64)
     plane = tl.program_id(1).to(tl.int64)
@@ -42,7 +42,7 @@ def store(
 
 @triton.jit
 def _rounded(values, MANTISSA: tl.constexpr):
-    """The bytes of float32 values, by the rules of `float8.rounded`; the steps are those of cpu_kernels/float8.h."""
+    """The bytes of float32 values, rounded as by `float8.rounded`, with the steps of cpu_kernels/float8.h."""
     shift: tl.constexpr = 120 if MANTISSA == 3 else 112
     end: tl.constexpr = 0x7F if MANTISSA == 3 else 0x7C
     dropped: tl.constexpr = 23 - MANTISSA
@@ -62,10 +62,10 @@ def _rounded(values, MANTISSA: tl.constexpr):
 
 @triton.jit
 def _widened(stored, DTYPE: tl.constexpr, MANTISSA: tl.constexpr):
-    """Elements of the cache in the compute type, exactly."""
+    """Elements of the cache, converted to the compute type without rounding."""
     if MANTISSA == 0:
         return stored.to(DTYPE)
-    # As float16, which has the exponent of e5m2; that of e4m3 differs by 8.
+    # The bits are placed in a float16, which has the exponent bias of e5m2. The bias of e4m3 is smaller by 8.
     bits = stored.to(tl.int16)
     if MANTISSA == 2:
         return (bits << 8).to(tl.float16, bitcast=True).to(DTYPE)
@@ -89,10 +89,10 @@ def decode(
     SPLITS: tl.constexpr, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_ALIBI: tl.constexpr,
     FLOAT8: tl.constexpr,
 ):  # fmt: skip
-    """One split of one row's keys, for the query heads that share a K/V head.
+    """Attend to one split of one row's keys, with the query heads that share a K/V head.
 
-    query: [rows, num_heads, head_dim]; output: the same, contiguous. partial: [rows, num_heads, SPLITS, DIM] with
-    maxima and sums [rows, num_heads, SPLITS], float32, which `merge` reads where there is more than one split.
+    query: [rows, num_heads, head_dim]. output: the same, contiguous; written only with one split. With several,
+    `merge` reads partial [rows, num_heads, SPLITS, DIM] and maxima and sums [rows, num_heads, SPLITS], all float32.
     """
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -157,7 +157,7 @@ def decode(
 
 @triton.jit
 def merge(partial, maxima, sums, output, head_dim, SPLITS: tl.constexpr, DIM: tl.constexpr):
-    """Combine the splits of one row and head by their maxima."""
+    """Combine the splits of one row and head, weighted by their maxima."""
     head = tl.program_id(0).to(tl.int64)
     splits = tl.arange(0, SPLITS)
     dims = tl.arange(0, DIM)
@@ -178,9 +178,10 @@ def prefill(
     GROUP: tl.constexpr, DIM: tl.constexpr, QUERIES: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_ALIBI: tl.constexpr, FLOAT8: tl.constexpr,
 ):  # fmt: skip
-    """QUERIES tokens of one row and head against all keys before them.
+    """Attend from QUERIES tokens of one row and head to all keys up to their positions.
 
-    query: [tokens, num_heads, head_dim], a row's last token at its last key; output: the same, contiguous.
+    query: [tokens, num_heads, head_dim]; the last token of a row has the position of its last key. output: the same,
+    contiguous.
     """
     row = tl.program_id(2).to(tl.int64)
     head = tl.program_id(1)
@@ -228,7 +229,7 @@ def prefill(
             seen = seen & (distance > -WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, 1))
-        # A token whose window begins after this tile has no key yet.
+        # For a token whose window begins after this tile, every score so far is -inf.
         reference = tl.where(new_largest == float("-inf"), 0.0, new_largest)
         weights = tl.exp(scores - reference[:, None])
         shrink = tl.exp(largest - reference)

@@ -59,10 +59,10 @@ class Adapter:
         config = _read_config(path)
         base = config.get("base_model_name_or_path")
         if not isinstance(base, str) or not base:
-            raise StartupError(f"{path} names no `base_model_name_or_path`")
+            raise StartupError(f"{path}: `base_model_name_or_path` is {base!r}, but must be the name of the base model")
         revision = config.get("revision")
         if not isinstance(revision, str | None):
-            raise StartupError(f"{path}: `revision` is {revision!r}, which names none")
+            raise StartupError(f"{path}: `revision` is {revision!r}, but must be a string")
         _refuse_unsupported(path, config)
         rank, scaling = _rank_and_scaling(path, config)
         return cls(base, revision or None, rank, scaling, _read_factors(find_file(directory), rank))
@@ -93,13 +93,16 @@ def _rank_and_scaling(path: Path, config: Mapping[str, Any]) -> tuple[int, float
         and abs(alpha) <= MAX_NUMBER
     ):
         return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    raise StartupError(f"{path}: `r` is {rank!r} and `lora_alpha` {alpha!r}, which are no rank and scale")
+    raise StartupError(
+        f"{path}: `r` is {rank!r} and `lora_alpha` is {alpha!r}, but must be a whole number from 1 and a number, both "
+        f"at most {MAX_NUMBER:,}"
+    )
 
 
 def _refuse_unsupported(path: Path, config: Mapping[str, Any]) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
-        raise UnsupportedError(f"{path}: `peft_type` is {kind!r}, and only LORA is served")
+        raise UnsupportedError(f"{path}: `peft_type` is {kind!r}, but must be LORA")
     settings = {name: config[name] for name in UNSUPPORTED if config.get(name)}
     if config.get("bias", "none") != "none":
         settings["bias"] = config["bias"]
@@ -107,7 +110,7 @@ def _refuse_unsupported(path: Path, config: Mapping[str, Any]) -> None:
         settings["init_lora_weights"] = config["init_lora_weights"]
     if settings:
         shown = ", ".join(f"`{name}` {value!r}" for name, value in settings.items())
-        raise UnsupportedError(f"{path}: {shown} is not served; merge the adapter with peft (merge_and_unload)")
+        raise UnsupportedError(f"{path}: {shown} is not supported; merge the adapter with peft (merge_and_unload)")
 
 
 def _read_factors(path: Path, rank: int) -> dict[str, Factors]:
@@ -116,7 +119,7 @@ def _read_factors(path: Path, rank: int) -> dict[str, Factors]:
     for name in file.shapes:
         match = _NAME.fullmatch(name)
         if match is None:
-            raise UnsupportedError(f"{path}: {name} is neither factor of a linear layer, and nothing else is served")
+            raise UnsupportedError(f"{path}: {name} is not a LoRA factor of a linear layer, so it cannot be used")
         pairs.setdefault(match["module"], {})[match["factor"]] = file.read(name, None)
     if not pairs:
         raise StartupError(f"{path} holds no weights")
@@ -126,7 +129,7 @@ def _read_factors(path: Path, rank: int) -> dict[str, Factors]:
 def _factors(path: Path, module: str, pair: Mapping[str, Tensor], rank: int) -> Factors:
     a, b = pair.get("A"), pair.get("B")
     if a is None or b is None:
-        raise StartupError(f"{path}: {module} has one of lora_A and lora_B, and not the other")
+        raise StartupError(f"{path}: {module} has only one of lora_A and lora_B, but both are needed")
     if a.dim() != 2 or b.dim() != 2 or a.shape[0] != rank or b.shape[1] != rank:
-        raise StartupError(f"{path}: {module} has factors {tuple(b.shape)} and {tuple(a.shape)}, and `r` is {rank}")
+        raise StartupError(f"{path}: {module} has factors {tuple(b.shape)} and {tuple(a.shape)}, but `r` is {rank}")
     return Factors(a, b)

@@ -78,31 +78,32 @@ def moved(tensors: dict[str, torch.Tensor], name: str) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "DoRA": (with_settings(use_dora=True), "`use_dora` True is not served"),
-    "biases": (with_settings(bias="all"), "`bias` 'all' is not served"),
-    "biases of LoRA": (with_settings(lora_bias=True), "`lora_bias` True is not served"),
-    "ranks by pattern": (with_settings(rank_pattern={"q_proj": 4}), "`rank_pattern` {'q_proj': 4} is not served"),
-    "modules to save": (with_settings(modules_to_save=["lm_head"]), "`modules_to_save` ['lm_head'] is not served"),
-    "token embeddings": (with_settings(trainable_token_indices=[1]), "`trainable_token_indices` [1] is not served"),
-    "another method": (with_settings(peft_type="LOHA"), "`peft_type` is 'LOHA', and only LORA is served"),
+    "DoRA": (with_settings(use_dora=True), "`use_dora` True is not supported"),
+    "biases": (with_settings(bias="all"), "`bias` 'all' is not supported"),
+    "biases of LoRA": (with_settings(lora_bias=True), "`lora_bias` True is not supported"),
+    "ranks by pattern": (with_settings(rank_pattern={"q_proj": 4}), "`rank_pattern` {'q_proj': 4} is not supported"),
+    "modules to save": (with_settings(modules_to_save=["lm_head"]), "`modules_to_save` ['lm_head'] is not supported"),
+    "token embeddings": (with_settings(trainable_token_indices=[1]), "`trainable_token_indices` [1] is not supported"),
+    "another method": (with_settings(peft_type="LOHA"), "`peft_type` is 'LOHA', but must be LORA"),
     "embeddings": (
         with_tensors(
             lambda each: each.update({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 2)})
         ),
-        "embed_tokens.lora_embedding_A is neither factor of a linear layer",
+        "embed_tokens.lora_embedding_A is not a LoRA factor of a linear layer",
     ),
     "unknown module": (
         with_tensors(lambda each: moved(each, "model.layers.1.self_attn.x_proj")),
-        "changes model.layers.1.self_attn.x_proj, which is no linear layer inside LlamaForCausalLM; it has q_proj,",
+        "changes model.layers.1.self_attn.x_proj, which is not a linear layer of LlamaForCausalLM; its linear layers "
+        "are q_proj,",
     ),
     "a layer that the model lacks": (
         with_tensors(lambda each: moved(each, "model.layers.9.self_attn.q_proj")),
-        "changes model.layers.9.self_attn.q_proj, which is no linear layer",
+        "changes model.layers.9.self_attn.q_proj, which is not a linear layer",
     ),
-    "output head": (with_tensors(lambda each: moved(each, "lm_head")), "changes lm_head, which is no linear layer"),
+    "output head": (with_tensors(lambda each: moved(each, "lm_head")), "changes lm_head, which is not a linear layer"),
     "wrong shape": (
         with_tensors(lambda each: moved(each, "model.layers.1.mlp.down_proj")),
-        "model.layers.1.mlp.down_proj is of a weight (",
+        "model.layers.1.mlp.down_proj is for a weight of shape (",
     ),
     "wrong rank": (
         with_tensors(lambda each: each.update({f"{Q_PROJ}A.weight": torch.ones(5, 1)})),
@@ -110,7 +111,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "one factor": (
         with_tensors(lambda each: each.pop(f"{Q_PROJ}B.weight")),
-        "model.layers.1.self_attn.q_proj has one of lora_A and lora_B, and not the other",
+        "model.layers.1.self_attn.q_proj has only one of lora_A and lora_B, but both are needed",
     ),
     "no weights": (lambda directory: (directory / "adapter_model.safetensors").unlink(), "has neither adapter_model."),
     "damaged weights": (
@@ -121,7 +122,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-async def test_model_server_D25_what_is_not_served_is_refused_by_name_with_the_path(
+async def test_model_server_D25_an_unsupported_adapter_is_refused_with_the_setting_and_the_path(
     kind: str, shard: LocalShard, tmp_path: Path
 ) -> None:
     change, expected = REFUSED[kind]
@@ -241,7 +242,7 @@ async def test_adapters_are_loaded_used_and_unloaded_over(
         names = (await group.info()).adapters
         driver = ShardDriver(group)
         outcomes = await driver.run(driver.request(0, PROMPT, adapter_id="a"), driver.request(1, PROMPT))
-        with pytest.raises(ShardError, match=f"{bad}.*`use_dora` True is not served"):
+        with pytest.raises(ShardError, match=f"{bad}.*`use_dora` True is not supported"):
             await load(group, "bad", bad)
         await group.unload_adapter("a")
         after = await driver.run(driver.request(2, PROMPT))

@@ -1,8 +1,8 @@
 """The Triton kernels of adapters: shrink (x @ A.T) and expand (y += shrunk @ B.T), tokens grouped by adapter.
 
-Importing this needs Triton. source: Punica (arXiv 2310.18547), segmented gather matrix-vector multiplication. A
-record of int64 describes an adapter's factors at a site: address of A, its ranks, then for each part of the
-site address of B, rank, first rank, outputs, first output. A part that the adapter does not change has rank 0.
+A record of int64 describes an adapter's factors at a site: address of A, its ranks, then for each part of the site
+address of B, rank, first rank, outputs, first output. A part that the adapter does not change has rank 0. The import of
+this module needs Triton. Source: Punica (arXiv 2310.18547), segmented gather matrix-vector multiplication.
 """
 
 # mypy: ignore-errors
@@ -17,10 +17,10 @@ def shrink(
     row_stride, inputs, tokens, ranks_room, row_tiles, share,
     FIELDS: tl.constexpr, ROWS: tl.constexpr, RANKS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """One tile of tokens and ranks of one group, over a share of the inputs.
+    """Compute one tile of tokens and ranks of one group, over one split of the inputs.
 
-    rows: [all tokens, inputs]; shrunk: [splits, tokens, ranks_room] float32, where split s has the sum over the inputs
-    `[s * share, (s + 1) * share)`. order, starts, groups: of AdapterSegments.
+    rows: [all tokens, inputs]. shrunk: [splits, tokens, ranks_room] float32; split s has the sum over the inputs
+    `[s * share, (s + 1) * share)`. order, starts, groups: see `AdapterSegments`.
     """
     group = tl.program_id(0) // row_tiles
     first_rank = tl.program_id(1) * RANKS
@@ -52,7 +52,7 @@ def shrink(
                 other=0.0,
             )
             total = tl.dot(x, factor, total, input_precision="ieee")
-        # 64-bit, as the elements of `starts` are.
+        # `line` is 64-bit, because the elements of `starts` are.
         line = place + split * tokens
         target = shrunk + line[:, None] * ranks_room + rank[None, :]
         tl.store(target, total, mask=in_group[:, None] & in_ranks[None, :])
@@ -64,9 +64,9 @@ def expand(
     result_stride, tokens, ranks_room, row_tiles,
     FIELDS: tl.constexpr, ROWS: tl.constexpr, RANKS: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of tokens and outputs of one group and part: adds to result, [all tokens, outputs].
+    """Add one tile of tokens and outputs of one group and part to result, [all tokens, outputs].
 
-    Programs own their elements: each token has one adapter, and parts lie side by side.
+    No two programs write the same element: a token has one adapter, and the parts have separate outputs.
     """
     group = tl.program_id(0) // row_tiles
     first = tl.program_id(1) * TILE

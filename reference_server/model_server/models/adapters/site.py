@@ -69,7 +69,11 @@ class AdapterProduct(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One linear of a site. first_output: in the site's result. order: of B's rows in the result, where it differs."""
+    """One linear of a site.
+
+    first_output: its first column in the site's result. order: puts B's rows in the order of the result; None if they
+    are.
+    """
 
     name: str
     linear: AdaptableLinear

@@ -165,14 +165,14 @@ class AdapterSlots:
             linear = self._linears.get(name)
             if linear is None:
                 raise UnsupportedError(
-                    f"{directory}: the adapter changes {name}, which is no linear layer inside {self._class_name}; it "
-                    f"has {', '.join(_kinds(self._linears))}"
+                    f"{directory}: the adapter changes {name}, which is not a linear layer of {self._class_name}; its "
+                    f"linear layers are {', '.join(_kinds(self._linears))}"
                 )
             found = (factors.b.shape[0], factors.a.shape[1])
             if found != (linear.outputs, linear.inputs):
                 raise StartupError(
-                    f"{directory}: the adapter's {name} is of a weight {found}, and the model's is "
-                    f"{(linear.outputs, linear.inputs)}"
+                    f"{directory}: the adapter's {name} is for a weight of shape {found}, but the model's weight has "
+                    f"shape {(linear.outputs, linear.inputs)}"
                 )
 
     def _check_base(self, adapter: Adapter, directory: Path) -> None:

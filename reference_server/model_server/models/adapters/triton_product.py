@@ -22,7 +22,8 @@ RANK_TILE = 16
 INPUT_TILE = 64
 OUTPUT_TILE = 64
 MAX_SPLITS = 8
-"""Few tokens and ranks are few programs: the inputs are split. The number depends on the inputs only, not the batch."""
+"""Largest number of splits of the inputs, which give few tokens and ranks more programs. It does not depend on the
+batch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ def test_the_result_is_pefts_own(tmp_path, family, dtype):
     ],
     ids=lambda settings: next(iter(settings)),
 )
-def test_model_server_D25_what_is_more_than_two_factors_is_refused_by_name(tmp_path, base, settings):
+def test_model_server_D25_an_adapter_of_more_than_two_factors_is_refused_by_name(tmp_path, base, settings):
     save_adapter(tmp_path / "adapter", base, **settings)
 
     with pytest.raises(UnsupportedError, match=f"`{next(iter(settings))}`"):
@@ -145,9 +145,9 @@ def test_model_server_D25_what_is_more_than_two_factors_is_refused_by_name(tmp_p
 @pytest.mark.parametrize(
     ("tensors", "reason"),
     [
-        ({"lm_head.lora_embedding_A": torch.ones(RANK, 2)}, "is neither factor of a linear layer"),
-        ({f"{Q_PROJ}.lora_A": torch.ones(RANK, 64)}, "has one of lora_A and lora_B"),
-        ({f"{Q_PROJ}.lora_A": torch.ones(2, 64), f"{Q_PROJ}.lora_B": torch.ones(64, 2)}, "and `r` is 4"),
+        ({"lm_head.lora_embedding_A": torch.ones(RANK, 2)}, "is not a LoRA factor of a linear layer"),
+        ({f"{Q_PROJ}.lora_A": torch.ones(RANK, 64)}, "has only one of lora_A and lora_B"),
+        ({f"{Q_PROJ}.lora_A": torch.ones(2, 64), f"{Q_PROJ}.lora_B": torch.ones(64, 2)}, "but `r` is 4"),
         ({}, "holds no weights"),
     ],
 )
