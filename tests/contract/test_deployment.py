@@ -86,7 +86,7 @@ def test_everything_that_is_copied_exists(image: Instructions) -> None:
     assert all((ROOT / name).exists() for name in sources)
 
 
-def test_the_seeds_line_launches_what_it_launches_in_tgis_container(image: Instructions) -> None:
+def test_the_seeds_line_launches_the_same_as_in_tgis_container(image: Instructions) -> None:
     words = shlex.split(SEED_LINE.replace("$token", "hf_x").replace("$model", "preset:tiny-llama"))
     flags = words[next(index for index, word in enumerate(words) if word.startswith("ghcr.io")) + 1 :]
     given = dict(word.split("=", 1) for flag, word in pairwise(words) if flag == "-e")

@@ -18,7 +18,7 @@ EXTENSIONS = {"v2": [], "v3": ["LoadAdapter", "UnloadAdapter"]}
 """Calls that follow TGI's eight."""
 
 
-def test_descriptor_set_is_what_proto_compiles_to(tmp_path):
+def test_descriptor_set_equals_the_compiled_proto_files(tmp_path):
     protoc = pytest.importorskip("grpc_tools.protoc", reason="grpcio-tools comes with the dev extra")
     out = tmp_path / "generate.binpb"
 

@@ -49,7 +49,7 @@ GENERATED = [page for page in DOCS["MODULES"] if page != "support.md"]
 
 
 @pytest.mark.parametrize("page", GENERATED)
-def test_a_generated_page_is_what_make_docs_writes(page: str):
+def test_a_generated_page_equals_the_output_of_make_docs(page: str):
     assert _text(f"docs/{page}") == DOCS["render"](page), "run `make docs`"
 
 

@@ -60,7 +60,7 @@ LOAD = {"torch", "locust", "gevent"}
     ],
     ids=["server", "reports to tuner", "libraries"],
 )
-def test_importing_costs_only_what_the_architecture_says(steps):
+def test_importing_loads_only_the_modules_that_the_architecture_allows(steps):
     loaded = loaded_by(*(modules for modules, _ in steps))
 
     assert [names & absent for names, (_, absent) in zip(loaded, steps, strict=True)] == [set()] * len(steps)

@@ -20,7 +20,7 @@ def test_each_package_of_the_lock_has_one_version_and_its_hashes() -> None:
     assert [block for block in blocks if not re.fullmatch(r"\S+==\S+( \\\n +--hash=sha256:[0-9a-f]{64})+", block)] == []
 
 
-def test_the_lock_has_what_the_server_and_its_grammars_need() -> None:
+def test_the_lock_has_the_packages_of_the_server_and_its_grammars() -> None:
     needed = [*PROJECT["dependencies"]]
     needed += [each for extra in ("server", "grammar") for each in PROJECT["optional-dependencies"][extra]]
     locked = versions(LOCK)

@@ -85,7 +85,7 @@ def test_every_variable_of_tgi_is_a_setting_or_named_in_a_warning() -> None:
     assert READ_ELSEWHERE.keys() & (settings - {"MASTER_ADDR", "MASTER_PORT"} | IGNORED_VARIABLES.keys()) == set()
 
 
-def test_the_entry_point_for_sagemaker_reads_what_the_warning_says() -> None:
+def test_the_entry_point_for_sagemaker_reads_the_variables_of_the_warning() -> None:
     named = {name for name, reason in IGNORED_VARIABLES.items() if "sagemaker" in reason}
 
     assert named == set(SAGEMAKER)

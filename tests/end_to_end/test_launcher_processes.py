@@ -247,7 +247,7 @@ def test_a_stop_while_downloading_is_no_failure(launch: Launch) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_signal_kills_what_ignores_the_first(launch: Launch) -> None:
+def test_a_second_signal_kills_processes_that_ignore_the_first(launch: Launch) -> None:
     launched = launch("-g", "3600", STUB_SHARD="deaf", STUB_ROUTER="deaf")
     launched.until("router-serving")
 

@@ -131,7 +131,7 @@ def test_hardening_R16_attention_that_depends_on_the_longest_row_is_refused(tmp_
         LocalShard.load(tiny_options(tmp_path)).close()
 
 
-async def test_prefix_caching_is_off_for_a_padded_model_and_a_log_line_says_so(
+async def test_prefix_caching_is_off_for_a_padded_model_with_a_log_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_model(tmp_path, PADDED["codegen"])

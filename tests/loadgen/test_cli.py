@@ -156,7 +156,7 @@ def test_a_server_that_fails_to_start_exits_4_with_its_log(tmp_path, capsys):
         (["run", "--config", "absent.toml"], "absent.toml: No such file"),
     ],
 )
-def test_wrong_usage_exits_2_and_says_why(tmp_path, monkeypatch, capsys, arguments, message):
+def test_wrong_usage_exits_2_with_the_reason(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
 
     code = cli.main(arguments)

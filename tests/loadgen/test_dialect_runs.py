@@ -87,7 +87,7 @@ def test_servers_1_anthropics_api_without_a_list_needs_a_model():
         (["error"], False),
     ],
 )
-def test_an_error_of_anthropics_api_is_told_from_others(reply, is_error):
+def test_an_error_of_anthropics_api_is_distinguished_from_others(reply, is_error):
     assert is_messages_error(reply) is is_error
 
 

@@ -157,7 +157,7 @@ def test_trust_D1_a_stop_by_errors_sends_nothing_more(url, state, tmp_path):
     assert result.manifest.drain["requests"] == 0
 
 
-def test_trust_D1_what_is_cut_off_at_the_drain_limit_is_in_the_verdict(url, state, tmp_path):
+def test_trust_D1_the_verdict_counts_requests_cut_off_at_the_drain_limit(url, state, tmp_path):
     state.script = slow_at(3, slow_s=30.0, other_s=0.1)
 
     result = measure(BenchConfig(concurrency=4, duration=0.5, drain=0.4, **SHORT), Target(url), tmp_path / "r")

@@ -38,7 +38,7 @@ def test_a_second_run_is_shown_like_the_first():
     assert len(stream.getvalue().splitlines()) == 2
 
 
-def test_what_a_server_wrote_cannot_steer_the_terminal():
+def test_output_of_a_server_cannot_control_the_terminal():
     stream = io.StringIO()
 
     open_progress(stream).show("the server ended:\n\x1b[2Jgone \u202etxt.exe")

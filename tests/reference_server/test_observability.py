@@ -28,7 +28,7 @@ def log():
         yield set_up
 
 
-def test_text_line_says_when_how_bad_where_and_what(log):
+def test_a_text_line_has_time_level_place_and_message(log):
     stream = log(LogFormat.TEXT)
 
     logger.warning("free blocks: %d", 7, extra={"rank": 1})
@@ -62,7 +62,7 @@ def test_traceback_lines_cannot_pass_for_log_lines(log):
     assert "\x1b" not in stream.getvalue()
 
 
-def test_record_has_what_the_launcher_reads(log):
+def test_a_record_has_the_fields_that_the_launcher_reads(log):
     stream = log(LogFormat.RECORD)
 
     logger.error("out of memory")

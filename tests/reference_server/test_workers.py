@@ -99,7 +99,7 @@ async def test_more_than_may_wait_are_refused():
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "longer than 0.5 s"),
     ],
 )
-async def test_reliability_T25_what_cannot_be_used_prevents_start_up(source: str, error: str):
+async def test_reliability_T25_a_template_that_cannot_be_used_prevents_start_up(source: str, error: str):
     with pytest.raises(StartupError, match=error):
         async with pool(source, time_s=0.5):
             pass

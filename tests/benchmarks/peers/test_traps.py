@@ -14,7 +14,7 @@ def test_the_table_of_the_page_is_that_of_the_results():
     assert written.strip() == traps.table(json.loads(traps.RESULTS.read_bytes())).strip()
 
 
-def test_a_row_names_the_number_the_verdict_and_what_was_not_run(tmp_path: Path):
+def test_a_row_has_the_number_the_verdict_and_the_skipped_parts(tmp_path: Path):
     path = tmp_path / "traps.json"
     row = {"trap": 8, "passes": True, "values": {"output_tokens_mean": 48.0}}
     traps.store(path, "tgi-bench", "1.0", {**row, "verdict": "invalid", "findings": ["token_count"]})

@@ -16,7 +16,7 @@ COSTS = Costs(
 
 
 @pytest.mark.slow
-def test_a_hash_of_the_prefix_doubles_what_two_replicas_can_cache():
+def test_a_hash_of_the_prefix_raises_the_cached_share_of_two_replicas():
     settings = load_settings(rate=8, duration_s=30, seed=1)
 
     by_load, by_prefix = (predicted(policy, settings, COSTS) for policy in ("least_loaded", "prefix_hash"))

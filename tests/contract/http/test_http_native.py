@@ -68,7 +68,7 @@ async def test_http_H5_H6_root_answers_a_list(return_full_text: bool | None, tex
     assert response.json() == [{"generated_text": text}]
 
 
-async def test_http_H7_truncate_cuts_what_the_model_sees_but_not_the_full_text():
+async def test_http_H7_truncate_cuts_the_models_input_but_not_the_full_text():
     async with serve() as served:
         response = await served.generate("one two three", return_full_text=True, truncate=1, max_new_tokens=1)
         (request,) = served.requests

@@ -37,7 +37,7 @@ def started(out):
 
 
 @pytest.mark.slow
-def test_servers_6_a_matrix_measures_every_load_at_every_value_and_resumes_what_is_missing(url, tmp_path, capsys):
+def test_servers_6_a_matrix_measures_every_load_at_every_value_and_resumes_missing_ones(url, tmp_path, capsys):
     out = tmp_path / "m"
 
     sweep(url, out)

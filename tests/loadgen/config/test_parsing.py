@@ -30,7 +30,7 @@ def test_a_run_of_n_requests_has_no_default_duration_or_warm_up():
     assert (config.duration_s, config.warmup_s) == (None, 0.0)
 
 
-def test_what_ends_by_itself_is_waited_for_as_long_as_a_request_may_take():
+def test_a_run_of_n_requests_drains_as_long_as_a_request_may_take():
     assert load(requests="100").drain_s == 600.0
     assert load(duration="5s").drain_s == 30.0
     assert load(requests="100", drain="5s").drain_s == 5.0

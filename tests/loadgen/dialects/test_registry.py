@@ -64,7 +64,7 @@ def test_a_tgi_error_event_keeps_the_tokens_before_it():
         ({"choices": []}, NotThisApiError),
     ],
 )
-def test_what_tgi_never_sends_is_refused(payload, error):
+def test_events_that_tgi_never_sends_are_refused(payload, error):
     with pytest.raises(error):
         read(Tgi(Sampling()), payload)
 

@@ -110,7 +110,7 @@ def test_the_time_limit_ends_the_gate_with_the_pairs_so_far(tmp_path):
 
 
 @pytest.mark.parametrize(("inconclusive", "code"), [("report", 3), ("pass", 0), ("fail", 1)])
-def test_what_an_undecided_comparison_returns_is_the_users_choice(tmp_path, inconclusive, code):
+def test_the_flag_inconclusive_sets_the_exit_code_of_an_undecided_comparison(tmp_path, inconclusive, code):
     runs = DrawnRuns(noise=0.3)
 
     assert gate(tmp_path, pairs=2, inconclusive=inconclusive).run(SIDES, separate(runs, tmp_path)).exit_code == code

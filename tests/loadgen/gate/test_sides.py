@@ -39,7 +39,7 @@ def test_the_kind_of_a_side_follows_from_its_text(text, kind, name):
 
 
 @pytest.mark.parametrize("text", ["main", "nowhere", "git:", "server.yaml", ""])
-def test_what_names_no_side_is_refused_with_the_forms_there_are(text):
+def test_a_text_that_is_not_a_side_is_refused_with_the_possible_forms(text):
     with pytest.raises(
         UsageError, match=r"is not a side of a comparison; a side is a URL, a server's TOML file, git:REV"
     ):

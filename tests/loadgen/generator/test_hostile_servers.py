@@ -77,7 +77,7 @@ def test_long_texts_of_a_server_are_truncated_in_records():
         b"HTTP/1.1 301 Moved\r\nlocation: /\r\n\r\n",
     ],
 )
-def test_what_is_no_answer_of_this_api_is_a_protocol_error(head):
+def test_an_answer_of_another_protocol_is_a_protocol_error(head):
     assert exchange_with(lambda: [head]).status == Status.PROTOCOL_ERROR
 
 

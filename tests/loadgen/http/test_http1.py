@@ -66,7 +66,7 @@ def test_an_interim_response_is_skipped():
         b"HTTP/1.1 200 OK\r\nx: " + b"y" * MAX_HEAD_BYTES,
     ],
 )
-def test_what_is_not_http_is_a_protocol_error(answer):
+def test_bytes_that_are_not_http_are_a_protocol_error(answer):
     with pytest.raises(ProtocolError):
         ResponseParser().feed(answer)
 

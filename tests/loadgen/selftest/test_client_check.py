@@ -102,7 +102,7 @@ def test_metrics_11_accuracy_contract_holds_at_small_scale_or_the_run_is_degrade
 
 
 @pytest.mark.slow
-def test_one_worker_is_accurate_at_400_streams_of_20_ms_per_token_or_says_that_it_is_not():
+def test_one_worker_is_accurate_at_400_streams_of_20_ms_per_token_or_reports_that_it_is_not():
     """On a machine that is busy with something else, the run is degraded."""
     for _ in range(3):
         level = client_check.measure_level(400, 5.0)

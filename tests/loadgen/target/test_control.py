@@ -52,6 +52,6 @@ def test_headers_over_the_limit_are_refused(ask):
 
 
 @pytest.mark.parametrize("answer", [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 abc\r\n\r\n"])
-def test_what_is_no_answer_is_a_target_error(ask, answer):
+def test_bytes_that_are_not_an_answer_are_a_target_error(ask, answer):
     with raw_server(lambda: [answer]) as url, pytest.raises(TargetError, match="/info"):
         ask(url)

@@ -32,7 +32,7 @@ def test_equal_seeds_give_equal_loads_and_different_seeds_different_ones(load):
     assert [prompt.text for prompt in first.first(30)] != [prompt.text for prompt in other.first(30)]
 
 
-def test_what_is_scheduled_are_the_first_turns_of_sessions():
+def test_only_the_first_turns_of_sessions_are_scheduled():
     load = BenchConfig(mode="sessions", rate=20, duration=1, warmup=0, workload="multi_turn", turns="3")
 
     made = workload.build(load, VOCABULARY, ServerLimits())

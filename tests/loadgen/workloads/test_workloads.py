@@ -140,7 +140,7 @@ def test_metrics_5_a_blocking_call_has_no_ttft_and_keeps_the_servers_times(url, 
 @pytest.mark.parametrize(
     ("api", "answer"), [pytest.param("tgi", "done", marks=pytest.mark.slow), ("openai-chat", " 1 2 3 4")]
 )
-def test_metrics_9_turns_repeat_what_the_server_really_answered(url, state, tmp_path, api, answer):
+def test_metrics_9_turns_repeat_the_servers_real_answers(url, state, tmp_path, api, answer):
     load = {"workload": "multi_turn", "turns": "3", "input_tokens": "6", "output_tokens": "4", "requests": 6}
 
     result = measure(BenchConfig(**load, api=api, assistant="real", concurrency=1), Target(url), tmp_path / "r")

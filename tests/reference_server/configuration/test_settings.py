@@ -141,7 +141,7 @@ def test_the_file_may_be_named_by_the_environment_and_serve_several_commands(tmp
         (["--config-file", "/nonexistent.toml"], {}, "No such file"),
     ],
 )
-def test_what_cannot_be_read_is_a_usage_error(
+def test_a_setting_that_cannot_be_read_is_a_usage_error(
     argv: list[str], environ: dict[str, str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:

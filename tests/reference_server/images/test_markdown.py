@@ -48,7 +48,7 @@ def test_reliability_42_other_addresses_are_refused(url: str, message: str) -> N
         image_of_data_url(url)
 
 
-def test_a_flat_prompt_keeps_as_text_what_is_no_image_in_base64() -> None:
+def test_a_flat_prompt_keeps_links_to_other_addresses_as_text() -> None:
     prompt = "a ![](data:image/png;base64,AAEC) b ![](http://host/c.png)![](data:image/png;base64,?)"
 
     assert chunks_of_flat(prompt) == (

@@ -76,7 +76,7 @@ def test_every_setting_of_a_shard_goes_by_flag_or_by_variable() -> None:
          "huggingface_hub_cache": "/cache", "weights_cache_override": "/weights", "hub_token": "t"},
     ],
 )  # fmt: skip
-def test_what_a_shard_reads_is_what_was_planned(settings: dict[str, Any]) -> None:
+def test_a_shard_reads_the_planned_settings(settings: dict[str, Any]) -> None:
     command = shard(rank=0, environ={"MAX_BATCH_SIZE": "99", "SHARDED": "true"}, **settings)
 
     read = load(ShardConfig, command.argv[2:], command.environ).config
@@ -133,7 +133,7 @@ def test_child_processes_do_not_repeat_the_warning_about_variables_without_effec
     assert "FLASH_INFER" not in {**shard(environ=environ).environ, **router(environ=environ).environ}
 
 
-def test_a_shard_inherits_what_the_launcher_did_not_read() -> None:
+def test_a_shard_inherits_variables_that_the_launcher_did_not_read() -> None:
     environ = shard(
         environ={"PATH": "/bin", "LOG_LEVEL": "debug", "API_KEY": "k", "HF_HUB_ENABLE_HF_TRANSFER": "1",
                  "OMP_WAIT_POLICY": "ACTIVE", "HF_API_TOKEN": "old", "QUANTIZE": "awq"},
@@ -147,7 +147,7 @@ def test_a_shard_inherits_what_the_launcher_did_not_read() -> None:
     assert not {"LOG_LEVEL", "API_KEY", "HF_API_TOKEN", "QUANTIZE"} & set(environ)
 
 
-def test_the_router_gets_what_it_always_gets() -> None:
+def test_the_router_receives_its_required_flags() -> None:
     command = router()
 
     assert value_of(command, "--port") == "3000"
@@ -167,7 +167,7 @@ def test_the_router_receives_the_attention_that_fixes_the_page_of_schema_v2() ->
     assert "ATTENTION" not in router().environ
 
 
-def test_what_the_router_reads_is_what_was_planned() -> None:
+def test_the_router_reads_the_planned_settings() -> None:
     settings = {
         "max_best_of": 2, "port": 0, "cors_allow_origin": ["a", "b"], "json_output": True, "max_input_tokens": 8,
         "prometheus_port": 9000, "api_key": "k", "hub_token": "t", "log_level": "debug", "step_timeout": 5.0,
@@ -192,7 +192,7 @@ def test_no_secret_is_in_any_command_line_or_repr() -> None:
     assert "hunter2" not in router(**secrets).environ["LAUNCH_SETTINGS"]
 
 
-def test_launch_settings_say_where_each_value_comes_from() -> None:
+def test_launch_settings_have_the_source_of_each_value() -> None:
     settings = launch_settings(plan(port=5, api_key="k"), {"port": "flag"})
 
     assert settings["port"] == {"value": 5, "source": "flag"}
@@ -233,7 +233,7 @@ def test_adapters_of_the_hub_are_downloaded_as_they_are(tmp_path: Path) -> None:
     assert commands[0].environ == {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_TOKEN": "hf_secret"}
 
 
-def test_what_needs_no_download(tmp_path: Path) -> None:
+def test_preset_dummy_and_complete_models_need_no_download(tmp_path: Path) -> None:
     assert needs_download(plan(model_id="a/b").config)
     assert not needs_download(plan(model_id="a/b", load_format="dummy").config)
     assert not needs_download(plan(model_id="preset:llama-125m").config)
@@ -253,7 +253,7 @@ def test_what_needs_no_download(tmp_path: Path) -> None:
     ],
     ids=["pickled", "adapter", "half-converted"],
 )
-def test_what_a_directory_has_to_be_made_ready_for(tmp_path: Path, names: list[str]) -> None:
+def test_a_directory_with_files_to_convert_or_merge_needs_a_download(tmp_path: Path, names: list[str]) -> None:
     for name in names:
         (tmp_path / name).touch()
 

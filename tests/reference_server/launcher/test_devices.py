@@ -16,7 +16,7 @@ def install_nvidia_smi(directory: Path, output: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("PATH", f"{directory}{os.pathsep}{os.environ['PATH']}")
 
 
-def test_gpus_are_what_nvidia_smi_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_those_that_nvidia_smi_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_nvidia_smi(tmp_path, "NVIDIA L4, 23034, 8.9\nNVIDIA L4, 23034, [N/A]", monkeypatch)
 
     devices = probe_devices({"NVIDIA_VISIBLE_DEVICES": "all"})

@@ -25,7 +25,7 @@ def test_the_output_of_a_tool_is_indented(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "\nnvidia-smi: \n    first\n    second\n" in environment_report()
 
 
-def test_what_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_feature_that_is_not_installed_is_reported_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reference_server.launcher.environment._is_installed", lambda module: module != "flash_attn")
 
     report = environment_report()

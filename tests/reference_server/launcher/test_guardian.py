@@ -51,7 +51,7 @@ def test_when_the_launcher_is_gone_its_children_and_paths_are(
     assert not directory.exists()
 
 
-def test_a_launcher_that_says_done_leaves_nothing_to_do(children: list[subprocess.Popen[str]]) -> None:
+def test_a_launcher_that_reports_done_leaves_nothing_to_do(children: list[subprocess.Popen[str]]) -> None:
     child = spawn(children, SLEEP)
 
     watch([f"child {child.pid} {start_time(child.pid)} kill\n", "done\n"])

@@ -168,7 +168,7 @@ def test_models_that_turn_prefix_caching_off(facts: dict[str, Any]) -> None:
     assert plan(dataclasses.replace(FACTS, **facts)).config.prefix_caching is False
 
 
-def test_what_the_user_set_wins_over_the_model() -> None:
+def test_settings_of_the_user_win_over_those_of_the_model() -> None:
     launch = plan(dataclasses.replace(FACTS, head_dim=80), prefix_caching=True, attention="torch")
 
     assert launch.config.prefix_caching is True
@@ -198,7 +198,7 @@ def test_launcher_L14_bitsandbytes_captures_no_graphs_and_warns() -> None:
     assert "CUDA graphs are not captured with bitsandbytes" in launch.warnings
 
 
-def test_launcher_L15_the_prefill_budget_is_what_the_gpu_computes_in_a_second() -> None:
+def test_launcher_L15_the_prefill_budget_takes_the_gpu_one_second() -> None:
     launch = plan(devices=Devices((L4,)))
 
     assert launch.config.max_batch_prefill_tokens == 8049

@@ -68,7 +68,7 @@ def pickled(tmp_path, **tensors) -> bytes:
     return (tmp_path / "pickle").read_bytes()
 
 
-def test_missing_files_are_fetched_with_what_a_model_is_served_with(hub, cache):
+def test_missing_files_are_fetched_with_every_file_that_serving_needs(hub, cache):
     hub.add("some/model", {**MODEL, "training_args.safetensors": b"", "onnx/model.safetensors": b""})
 
     directory = downloader(hub, cache).ensure(Weights("some/model"))
@@ -144,7 +144,7 @@ def test_reliability_F34_a_cut_download_goes_on_where_it_stopped(hub, cache, sma
     assert (directory / "model.safetensors").read_bytes() == WEIGHTS
 
 
-def test_reliability_F34_what_an_ended_process_left_is_not_fetched_twice(hub, cache, small_pieces):
+def test_reliability_F34_files_of_an_ended_process_are_not_fetched_twice(hub, cache, small_pieces):
     """Not even when the break was followed by five refusals, and another process tries again later."""
     hub.add("some/model", MODEL)
     hub.faults["model.safetensors"] = [Fault(break_after=10_000), *[Fault(status=500)] * 5]
@@ -337,7 +337,7 @@ def test_pickled_weights_of_the_hub_are_converted_once(hub, cache, tmp_path, off
     assert written["weight_map"] == {"w1": SHARDS[0], "w2": SHARDS[1]}
 
 
-def test_what_is_not_to_be_converted_is_an_error_on_the_hub(hub, cache):
+def test_pickles_of_the_hub_are_refused_if_conversion_is_off(hub, cache):
     hub.add("some/model", {"pytorch_model.bin": b"pickle"})
 
     with pytest.raises(StartupError, match=r"has no \.safetensors weights"):
@@ -495,7 +495,7 @@ def test_local_directory_without_weights_is_an_error(hub, cache, tmp_path):
         downloader(hub, cache).ensure(Weights(str(tmp_path)))
 
 
-def test_local_directory_names_what_its_index_misses(hub, cache, tmp_path):
+def test_the_error_of_a_local_directory_names_files_that_its_index_misses(hub, cache, tmp_path):
     (tmp_path / SHARDS[0]).touch()
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "b.safetensors"}}))
 
@@ -549,7 +549,7 @@ def test_unknown_preset_is_refused(hub, cache):
         downloader(hub, cache).ensure(Weights("preset:none"))
 
 
-def test_a_long_download_says_how_far_it_is(tmp_path, caplog):
+def test_a_long_download_reports_its_progress(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     (tmp_path / "before").write_bytes(bytes(500_000))
 

@@ -80,7 +80,7 @@ async def test_model_server_M21_half_the_memory_fraction_gives_fewer_blocks(dire
     assert half < whole / 2 < whole
 
 
-async def test_model_server_M21_running_out_of_memory_says_what_to_lower(
+async def test_model_server_M21_running_out_of_memory_names_the_setting_to_lower(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def out_of_memory(self: RaggedForward, inputs: RaggedInputs) -> torch.Tensor:

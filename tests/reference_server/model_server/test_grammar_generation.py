@@ -78,7 +78,7 @@ async def test_every_output_that_ends_by_itself_is_valid_at_length(driver: Shard
     assert check(outcomes) >= 0.7 * len(SERVED)
 
 
-async def test_what_is_continued_stays_under_its_grammar_to_its_end(driver: ShardDriver):
+async def test_a_continued_answer_matches_its_grammar_to_its_end(driver: ShardDriver):
     regex = r'\{"words":"([a-zäöü]{1,9} ){60}","é":\[(true, |false, ){9}null\]\}'
     text, segments, reason = "", 0, FinishReason.LENGTH
     while reason is FinishReason.LENGTH:

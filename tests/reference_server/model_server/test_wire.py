@@ -56,7 +56,7 @@ async def test_batches_that_run_side_by_side_keep_their_blocks_apart(
     ]
 
 
-async def test_shard_that_places_itself_says_when_no_block_is_free(local: LocalShard):
+async def test_a_shard_that_places_itself_reports_that_no_block_is_free(local: LocalShard):
     reply = await local.warmup(warmup_request())
     assert reply.max_supported_total_tokens is not None
     blocks = reply.max_supported_total_tokens // 16

@@ -56,7 +56,7 @@ async def test_an_error_is_raised_where_the_call_is_awaited(turns: int):
         await call
 
 
-async def test_a_cancelled_task_cancels_what_the_call_waits_for():
+async def test_a_cancelled_task_cancels_the_awaited_call():
     ends: list[str] = []
 
     async def work() -> None:

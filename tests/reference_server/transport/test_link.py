@@ -166,7 +166,7 @@ async def test_hardening_K4_a_wrong_frame_closes_its_connection_only(url: str, s
 
 
 @pytest.mark.parametrize("sent", [b"", HELLO_FRAME[:3], HELLO_FRAME, HELLO_FRAME + HEADER.pack(100, 4) + b"half"])
-async def test_hardening_K4_an_unfinished_frame_delays_nobody(url: str, sent: bytes):
+async def test_hardening_K4_an_unfinished_frame_delays_no_other_client(url: str, sent: bytes):
     async with served([ScriptedShard()], [url], transport="link") as group, raw_connection(url) as (_, writer):
         writer.write(sent)
         await writer.drain()
@@ -183,7 +183,7 @@ async def test_client_of_another_version_receives_the_shards_hello(url: str):
         assert await is_closed(reader)
 
 
-async def test_backpressure_a_peer_that_does_not_read_delays_nobody(url: str):
+async def test_backpressure_a_peer_that_does_not_read_delays_no_other_client(url: str):
     prefilled = asyncio.Event()
 
     async def gate(method: str) -> None:

@@ -62,7 +62,7 @@ async def test_exception_becomes_internal_with_its_text_and_the_shard_lives(url,
     assert [record.levelno for record in own if record.exc_info] == [logging.ERROR]
 
 
-async def test_long_error_text_is_cut_to_what_a_client_accepts(url):
+async def test_a_long_error_text_is_cut_to_the_limit_of_a_client(url):
     shard = ScriptedShard()
     shard.failures["health"] = ValueError("é" * 5000)
 

@@ -184,7 +184,7 @@ def test_absent_limit_is_the_lowest_under_v3_and_ignored_under_v2():
     assert lowest_present_limits([unknown, unknown]) is unknown
 
 
-async def test_closing_a_group_ends_what_it_was_given():
+async def test_closing_a_group_calls_its_close_function_once():
     closed = []
 
     async def close():

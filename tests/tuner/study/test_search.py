@@ -192,7 +192,7 @@ def test_results_of_another_study_are_reused_without_a_launch(tmp_path):
     assert sum(result.was_launched for result in results) == 8
 
 
-def test_wider_ranges_continue_a_study_with_what_was_measured(tmp_path):
+def test_wider_ranges_continue_a_study_with_its_measurements(tmp_path):
     def narrowed(high):
         params = {"max_batch_prefill_tokens": ParamSection(type="int", low=64, high=high, multiple_of=64)}
         config = open_search(tmp_path / "other", FormulaServer(), sampler="tpe").config

@@ -19,7 +19,7 @@ def plans(count: int, facts: CacheFacts = FACTS, **load) -> list[int]:
     return [prompt.planned_cached_tokens for prompt in itertools.islice(work.planned(), count)]
 
 
-def test_trust_W1_planned_share_of_generated_prompts_is_what_all_texts_begin_with():
+def test_trust_W1_planned_share_of_generated_prompts_is_the_common_start_of_all_texts():
     assert plans(4, input_tokens="100") == [0] + [FACTS.shared_tokens] * 3
     by_chance = plans(300, replace(FACTS, words=256), input_tokens="100")
     assert max(by_chance) <= FACTS.shared_tokens + 3

@@ -64,7 +64,7 @@ def test_cold_prompts_share_no_prefix_and_keep_their_length():
     assert [words(prompt.text) for prompt in prompts] == [prompt.planned_input_tokens for prompt in prompts]
 
 
-def test_what_is_too_long_keeps_its_prefix():
+def test_a_prompt_over_the_limit_keeps_its_prefix():
     prompt = workload(limits=ServerLimits(max_input_tokens=22)).prompt(0)
 
     assert (prompt.planned_input_tokens > 22, prompt.input_tokens, words(prompt.text)) == (True, 22, 22)

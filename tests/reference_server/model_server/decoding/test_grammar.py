@@ -225,7 +225,7 @@ def test_a_token_that_the_grammar_forbids_fails_the_state():
 
 
 @pytest.mark.parametrize("tokenizer", [byte_level("a", "b"), SlowTokenizer], ids=["no_end", "slow"])
-def test_what_cannot_be_served_fails_its_state(tokenizer: FastTokenizer | type[SlowTokenizer]):
+def test_a_grammar_that_cannot_be_served_fails_its_state(tokenizer: FastTokenizer | type[SlowTokenizer]):
     if isinstance(tokenizer, type):
         tokenizer = object.__new__(SlowTokenizer)  # type: ignore[assignment]
         tokenizer.vocab_size = 5

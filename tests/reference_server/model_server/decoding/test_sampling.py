@@ -119,7 +119,7 @@ def test_greedy_rows_take_the_best_id_beside_sampled_rows():
 
 
 @pytest.mark.parametrize("sampled", [(), (1,), (0, 2), (0, 1, 2)])
-def test_a_repeated_chooser_chooses_what_one_built_for_its_rows_chooses(sampled):
+def test_a_repeated_chooser_equals_one_built_for_its_rows(sampled):
     rows = [RowParameters(replace(CHOOSER, do_sample=row in sampled, seed=2**64 - row)) for row in range(3)]
     counts, logits = (1, 4, 2), random_logits(7)
     ids = [[5] * length for length in (3, 9, 10, 11, 12, 4, 5)]

@@ -40,7 +40,7 @@ def test_the_match_is_the_longest_there_is(ids: list[int]) -> None:
 
 
 @given(ids_of_few, st.integers(1, 5))
-def test_an_index_that_grew_gives_what_a_new_one_gives(ids: list[int], step: int) -> None:
+def test_an_index_that_grew_equals_a_new_one(ids: list[int], step: int) -> None:
     grown = SuffixIndex()
 
     for known in range(1, len(ids) + 1, step):

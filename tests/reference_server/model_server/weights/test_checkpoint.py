@@ -116,6 +116,6 @@ def test_reliability_T21_an_endless_header_is_refused_unread(tmp_path: Path) -> 
         Checkpoint.open(tmp_path)
 
 
-def test_a_directory_without_weights_says_so(tmp_path: Path) -> None:
+def test_a_directory_without_weights_is_refused_with_this_reason(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="no weights found in"):
         Checkpoint.open(tmp_path)

@@ -107,7 +107,7 @@ def test_parts_of_one_tensor_become_tensors_of_their_own(converted):
     assert all(torch.equal(stored[name], fused[2 * n : 2 * n + 2]) for n, name in enumerate("qkv"))
 
 
-def test_what_lies_below_state_dict_is_converted_and_what_is_no_tensor_left_out(converted):
+def test_tensors_below_state_dict_are_converted_and_other_values_left_out(converted):
     assert sorted(load_file(converted({"epoch": 3, "state_dict": {"w": torch.ones(2), "step": 1}}))) == ["w"]
 
 
@@ -174,7 +174,7 @@ def test_several_files_get_an_index(tmp_path):
     ]
 
 
-def test_who_may_read_the_pickle_may_read_what_came_of_it(tmp_path):
+def test_converted_weights_have_the_read_permissions_of_the_pickle(tmp_path):
     torch.save({"w": torch.ones(2)}, tmp_path / "pytorch_model.bin")
     (tmp_path / "pytorch_model.bin").chmod(0o644)
 
@@ -188,7 +188,7 @@ def test_two_files_that_would_get_one_name_are_refused(tmp_path):
         convert(tmp_path, ["pytorch_a.bin", "a.bin"])
 
 
-def test_what_was_written_wrongly_gets_no_name(tmp_path, monkeypatch):
+def test_wrongly_written_weights_are_removed(tmp_path, monkeypatch):
     torch.save({"w": torch.ones(2)}, tmp_path / "pytorch_model.bin")
     save = convert_module.save_file
     monkeypatch.setattr(

@@ -42,6 +42,6 @@ def test_padding_goes_behind_the_cut_dimension() -> None:
 
 
 @pytest.mark.parametrize("blocks", [(1,), (2, 1, 1)])
-def test_what_cannot_be_divided_is_named(blocks: tuple[int, ...]) -> None:
+def test_a_length_that_cannot_be_divided_is_refused(blocks: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="cannot be divided over 3 shards"):
         even(1024, 0, 0, 3, blocks)

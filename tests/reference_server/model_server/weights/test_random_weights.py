@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("shape", [(101, 48), (37, 7), (4, 10, 6), (17, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_chunks_draw_what_one_call_draws(
+def test_draws_in_chunks_equal_draws_in_one_call(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     at_once = random_weight("layer.weight", shape, None, 0, dtype, CPU)

@@ -55,7 +55,7 @@ def test_scheduling_S1_two_entries_that_fit_make_batch_0():
     assert queue.append(valid_request(1, 1), now_ns=0).id == 2
 
 
-def test_scheduling_S2_what_does_not_fit_heads_the_next_batch():
+def test_scheduling_S2_a_request_that_does_not_fit_heads_the_next_batch():
     queue = make_queue(24)
     add(queue, (3, 2), (2, 2))
 
@@ -184,7 +184,7 @@ def test_scheduling_S13_the_head_may_take_every_block():
     assert waiting(queue) == [1]
 
 
-def test_scheduling_S14_what_never_fits_is_refused_on_arrival():
+def test_scheduling_S14_a_request_that_never_fits_is_refused_on_arrival():
     queue = make_queue(160, block_size=16)
 
     with pytest.raises(ValidationError, match="need 10 blocks of the key-value cache, which has 9"):

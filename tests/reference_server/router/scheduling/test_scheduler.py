@@ -177,7 +177,7 @@ def test_a_stride_has_no_end_while_the_waiting_entry_does_not_fit():
 
 
 @pytest.mark.parametrize(("running", "joining"), [(4, None), (3, 1)])
-def test_scheduling_S30_a_maximum_size_limits_who_joins(running, joining):
+def test_scheduling_S30_a_maximum_size_limits_the_entries_that_join(running, joining):
     scheduler = make_scheduler(max_batch_size=4, waiting_served_ratio=0)
     start(scheduler, running)
     add(scheduler, (1, 1), (1, 1))

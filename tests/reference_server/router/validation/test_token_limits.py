@@ -87,7 +87,7 @@ def test_a_total_given_for_a_model_that_reports_one_is_ignored_with_two_warnings
     assert [("deprecated" in text, "inferred" in text) for text in limits.warnings] == [(True, False), (False, True)]
 
 
-def test_a_total_limit_over_what_fits_is_not_enough_memory():
+def test_a_total_limit_over_the_memory_is_refused():
     with pytest.raises(StartupError, match=r"not enough memory.*8001.*8000"):
         resolve_limits(ConfiguredLimits(4096), WarmupReply(8000, 4000, 8001), FLASH)
 

@@ -238,7 +238,7 @@ def test_open_files_and_ports_are_those_of_the_worker_nearest_to_its_limit() -> 
     assert (facts["open_files_share"], facts["local_ports"]) == (0.5, 1000)
 
 
-def test_trust_T17_another_client_is_a_server_count_above_what_was_sent() -> None:
+def test_trust_T17_a_server_count_above_the_sent_requests_is_another_client() -> None:
     """A server may or may not count failed requests: its count is between our successes and all sent requests."""
     assert level(requests=510, succeeded=400, server_requests=400) is Level.VALID
     assert level(requests=510, succeeded=400, server_requests=510) is Level.VALID

@@ -49,7 +49,7 @@ def test_the_columns_of_runs_have_intervals_and_the_change_against_the_first_run
     assert re.fullmatch(r"[\d.]+ \([\d.]+–[\d.]+\), \+\d+\.\d %", rows.loc["TPOT p50, ms ↓", "slower"])
 
 
-def test_pages_1_the_tile_says_why_an_objective_is_not_certain() -> None:
+def test_pages_1_the_tile_has_the_reason_why_an_objective_is_not_certain() -> None:
     text, value, share = "TTFT p95 ≤ 70 ms", "≥76.5", Estimate(90.0)
     short = ObjectiveResult(text, value, share, is_met=False, is_supported=False)
     growing = ObjectiveResult(text, "~61.2", share, is_met=True, is_supported=False, is_growing=True)

@@ -206,7 +206,7 @@ def test_hardening_S6_a_preset_is_not_exported_to_tgi(form):
 
 
 @pytest.mark.parametrize("form", ["docker", "compose", "k8s"])
-def test_hardening_S6_an_export_states_what_it_assumes(form):
+def test_hardening_S6_an_export_states_its_assumptions(form):
     text = render(form, CHOSEN, [], image="ghcr.io/x/tgi:latest", has_gpus=False)
 
     assert "gpu:" not in text

@@ -65,7 +65,7 @@ def test_heads_that_cannot_be_divided_are_refused_with_counts_that_can(count):
         fits(llama_3_8b(), GpuGroup(A10G, count))
 
 
-def test_tokens_are_what_weights_and_prefill_leave():
+def test_kv_tokens_fill_the_memory_that_weights_and_prefill_leave():
     (row, *_) = fits(LLAMA_2_7B, GpuGroup(A10G, prefill_tokens=4096))
 
     # 23,028 MiB x 0.9 - 1 GiB - 13,476,831,232 - 4,096 x 99,072 bytes, over 524,288 bytes.

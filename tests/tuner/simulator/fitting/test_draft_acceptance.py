@@ -29,7 +29,7 @@ def traced(path, rows, facts=NOT_ADAPTIVE):
     return read_steps(path)
 
 
-def test_a_first_token_and_one_after_an_accepted_one_are_told_apart(tmp_path):
+def test_a_first_token_and_one_after_an_accepted_one_are_distinguished(tmp_path):
     """Ten drafts of two tokens in 20 rows: six first tokens are accepted, and three of these drafts to their end."""
     steps = traced(tmp_path / "t", [decode(10, (6, 6), (4, 2)), decode(10, (4, 4), (2, 1))])
 
@@ -44,7 +44,7 @@ def test_a_first_token_and_one_after_an_accepted_one_are_told_apart(tmp_path):
 
 
 @pytest.mark.parametrize("speculate", [4, *(pytest.param(number, marks=pytest.mark.slow) for number in (2, 8))])
-def test_the_length_of_drafts_does_not_change_what_is_fitted(tmp_path, speculate):
+def test_the_length_of_drafts_does_not_change_the_fit(tmp_path, speculate):
     """Drafts of a simulated server whose acceptance is known, counted by position as in a step trace."""
     truth = DraftAcceptance(0.3, 0.2, 0.9)
     drafting = Drafting(SpeculatingLaw(LinearLaw((0.0,) * 10), speculate, truth, is_adaptive=False))

@@ -85,7 +85,7 @@ def write_metrics(run: Path, steps: list[tuple[float, str, float]]) -> None:
 
 
 @pytest.mark.parametrize("chunking", [False, True])
-def test_simulation_V14_metrics_predict_what_the_step_trace_of_the_same_run_predicts(tmp_path: Path, chunking: bool):
+def test_simulation_V14_metrics_and_step_trace_of_one_run_give_the_same_predictions(tmp_path: Path, chunking: bool):
     settings = {**SETTINGS, "prefill_chunking": chunking}
     steps = play(tmp_path / "run", settings)
 
