@@ -30,14 +30,14 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A slow test may run at the same time as others on a busy machine: its limit only ends one that hangs."""
+    """A slow test may run at the same time as others on a busy machine: its limit only ends a test that hangs."""
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_LIMIT_S))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Thaw last of all: libraries report as leaks what the interpreter cannot collect when it ends."""
+    """Unfreeze at the end: libraries report objects that the interpreter cannot collect at exit as leaks."""
     config.add_cleanup(gc.unfreeze)
 
 

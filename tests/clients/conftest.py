@@ -1,4 +1,4 @@
-"""Collects what the clients showed, and prints it as a table at the end."""
+"""Collects the outcomes of the clients' features, and prints them as a table at the end."""
 
 import os
 from collections.abc import Callable

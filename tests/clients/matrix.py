@@ -1,4 +1,4 @@
-"""Client by feature: what each client is asked to show, how it is run, and the table of what passed."""
+"""The features of each client, the command that checks them, and the table of the outcomes."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def load_clients() -> list[Client]:
 
 
 def run_client(client: Client, environment: Environment, url: str, tokenizer: Path) -> Outcome:
-    """Run a client's script to its end. Raises `CalledProcessError` where it breaks off."""
+    """Run a client's script to its end. Raises `CalledProcessError` if it fails."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_SETTINGS)}
     environ |= {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "DO_NOT_TRACK": "1"}
     # The hub is a closed port: what a client needs is here.
@@ -105,7 +105,7 @@ def run_client(client: Client, environment: Environment, url: str, tokenizer: Pa
 
 
 def render_table(outcomes: Sequence[Outcome]) -> str:
-    """Client x feature as Markdown, and below it why a client cannot do what others do."""
+    """Clients by features as a Markdown table, followed by the reason for each feature that a client does not have."""
     reasons: list[str] = []
     lines = ["| client | " + " | ".join(FEATURES.values()) + " |", "|---" * (1 + len(FEATURES)) + "|"]
     for outcome in outcomes:

@@ -1,4 +1,4 @@
-"""Environments of clients: made once from an index, and what happens where there is none."""
+"""Environments of clients: each is created once from an index; errors if no index can be reached."""
 
 import contextlib
 import functools
@@ -32,7 +32,7 @@ def index_of(directory: Path) -> Iterator[str]:
 
 @pytest.fixture
 def use_index(monkeypatch: pytest.MonkeyPatch):
-    """Let pip know one index and nothing else."""
+    """Configure pip with only this index."""
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
@@ -41,7 +41,7 @@ def use_index(monkeypatch: pytest.MonkeyPatch):
 
 
 def add_distribution(index: Path, name: str, version: str) -> None:
-    """The least that pip installs: a wheel with metadata alone."""
+    """The smallest wheel that pip installs: it has only metadata."""
     directory = index / name
     directory.mkdir(parents=True)
     info = f"{name}-{version}.dist-info"

@@ -1,4 +1,4 @@
-"""The wire's descriptor set: what `proto/` says, and what the recorded table of TGI's protocol says.
+"""The wire's descriptor set equals the compiled files of `proto/` and the recorded table of TGI's protocol.
 
 `wire_fields.json` holds, for either version, every message's fields as name: [number, type] and every enum's values.
 """
@@ -100,6 +100,6 @@ def plain_type(field: FieldDescriptorProto) -> str:
 
 
 def real_oneofs(message: DescriptorProto) -> list[str]:
-    """Oneofs written as such; an `optional` field makes a synthetic one, which these come before."""
+    """The declared oneofs. They come before the synthetic ones, which `optional` fields create."""
     synthetic = sum(field.proto3_optional for field in message.field)
     return [oneof.name for oneof in message.oneof_decl][: len(message.oneof_decl) - synthetic]

@@ -17,7 +17,7 @@ for modules in json.loads(sys.argv[1]):
 
 
 def loaded_by(*steps):
-    """The modules that a fresh interpreter holds after importing those of each step, on top of the steps before."""
+    """The loaded modules of a new interpreter after each step. Steps are cumulative."""
     command = [sys.executable, "-c", IMPORT_IN_TURN, json.dumps(steps)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return [set(json.loads(line)) for line in done.stdout.splitlines()]

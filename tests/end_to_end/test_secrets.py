@@ -26,7 +26,7 @@ CHILDREN = {
 
 
 def descendants(pid: int) -> list[int]:
-    """Every process that `pid` started, and those that they did."""
+    """All descendants of the process `pid`."""
     with contextlib.suppress(FileNotFoundError):
         listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return [each for child in map(int, listed) for each in (child, *descendants(child))]

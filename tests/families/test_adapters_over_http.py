@@ -61,7 +61,7 @@ def generated(server: Server, name: str | None, prompt: str) -> str:
 
 @contextmanager
 def users(server: Server, expected: dict[tuple[str | None, str], str]) -> Iterator[Counter[str]]:
-    """Six users until the block ends; what came of their requests: the text as alone, another one, an error."""
+    """Run six users until the block ends. The value counts outcomes: the text as alone, another text, an error."""
     over, counts = threading.Event(), Counter[str]()
 
     def use(number: int) -> None:

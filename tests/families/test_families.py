@@ -69,7 +69,7 @@ def loaded(request: pytest.FixtureRequest, saved_models: SavedModels) -> Iterato
 
 @torch.no_grad()
 def prompt_logprobs(model: PreTrainedModel, prompt: list[int]) -> list[float]:
-    """Of all tokens but the first."""
+    """Logprobs of all tokens except the first."""
     logprobs = unchanged_by_length(model)(torch.tensor([prompt])).logits[0].float().log_softmax(-1)
     return [float(logprobs[position, id_]) for position, id_ in enumerate(prompt[1:])]
 

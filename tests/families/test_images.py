@@ -75,7 +75,7 @@ def request_of(driver: ShardDriver, loaded: Loaded, id_: int, parts: Parts, **fi
 
 
 async def is_refused_in_chunks(loaded: Loaded) -> bool:
-    """Whether the model takes whole prompts only, and then refuses a chunk."""
+    """Whether the model needs whole prompts. Checks that such a model refuses a chunk."""
     if loaded.shard.engine.info.support_chunking:
         return False
     driver = await warmed(loaded)
@@ -182,7 +182,7 @@ async def test_a_prompt_that_names_image_tokens_itself_is_refused(loaded: Loaded
 
 
 class OneTokenTooMany:
-    """A placeholder that does not fit the model: an image has a token more than embeddings."""
+    """A placeholder that does not fit the model: it has one token more than an image has embeddings."""
 
     def __init__(self, placeholder: Placeholder) -> None:
         self.token = placeholder.token

@@ -46,7 +46,7 @@ def copied(measured, tmp_path):
 
 
 def expected_code(out):
-    """An invalid run exits 4; on a busy machine a run may be that."""
+    """4 for an invalid run, which is possible on a busy machine; otherwise 0."""
     status = json.loads((out / "summary.json").read_text())["verdict"]["status"]
     return 4 if status == "invalid" else 0
 

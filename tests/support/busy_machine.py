@@ -1,4 +1,4 @@
-"""Measurements that a machine with other work makes invalid, and that say so."""
+"""Skips tests whose measurement was invalid because the machine was busy."""
 
 import pytest
 

@@ -27,7 +27,7 @@ def test_trust_C1_the_table_of_the_page_is_that_of_the_stored_result():
 
 
 def test_trust_C1_the_stored_result_keeps_the_promise():
-    """Where at least a fifth of the runs end, 93 % of these cover; elsewhere at most 3 % of all end with a miss."""
+    """If a fifth of the runs end early, 93 % of them cover. Otherwise at most 3 % of all runs end with a miss."""
     cells = stored_cells()
 
     frequent = [cell for cell in cells if cell.ended >= 0.2 * cell.runs]

@@ -48,13 +48,13 @@ _features: dict[str, Callable[[], object]] = {}
 
 
 def feature(function: Callable[[], object]) -> Callable[[], object]:
-    """Register a feature under its function's name. It returns what to show, and raises where it fails."""
+    """Register a feature under its function's name. The function returns a detail, and raises if the feature fails."""
     _features[function.__name__.rstrip("_")] = function
     return function
 
 
 def run_features() -> None:
-    """Run all, in the order of their definitions."""
+    """Run all features in the order of their definitions."""
     for name, function in _features.items():
         begun_s = time.monotonic()
         try:
@@ -65,14 +65,14 @@ def run_features() -> None:
 
 
 def check_text(text: str | None, streamed: str | None = None) -> str:
-    """A text that is there, and is what was streamed."""
+    """The text of an answer, which must not be empty and must equal the streamed text."""
     assert text, "no text came"
     assert streamed in (None, text), f"streamed {streamed!r}, whole {text!r}"
     return text
 
 
 def check_trip(value: Any) -> Any:
-    """A value, or its JSON text, that the schema `TRIP` allows."""
+    """A value, or its JSON text, that is valid under the schema `TRIP`."""
     trip = json.loads(value) if isinstance(value, str) else value
     assert set(trip) == {"city", "days"}, trip
     assert trip["city"] in ("Oslo", "Paris"), trip
@@ -82,7 +82,7 @@ def check_trip(value: Any) -> Any:
 
 
 def check_chat_stream(complete: Callable[..., Any], arguments: dict[str, Any]) -> str:
-    """A chat that says and counts the same streamed and at once. `complete` answers as OpenAI does."""
+    """A chat with equal text and token counts, streamed and blocking. `complete` is that of OpenAI's client."""
     whole = complete(**arguments)
     chunks = list(complete(**arguments, stream=True, stream_options={"include_usage": True}))
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
@@ -91,7 +91,7 @@ def check_chat_stream(complete: Callable[..., Any], arguments: dict[str, Any]) -
 
 
 def check_tools(complete: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """A chat that calls the tool, and calls it again after what it answered. `complete` answers as OpenAI does."""
+    """A chat that calls the tool, and calls it again after its result. `complete` is that of OpenAI's client."""
     choice = complete(**arguments).choices[0]
     assert choice.finish_reason == "tool_calls", choice
     (call,) = choice.message.tool_calls

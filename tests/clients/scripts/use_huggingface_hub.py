@@ -28,7 +28,7 @@ from huggingface_hub import (
 from huggingface_hub.errors import ValidationError
 
 client = InferenceClient(URL)
-#: Greedy, so that two calls say the same.
+#: Greedy, so that two calls have equal texts.
 chat_arguments: dict[str, Any] = {"messages": MESSAGES, "temperature": 0, "max_tokens": MAX_TOKENS}
 tool_arguments: dict[str, Any] = {
     "messages": TOOL_HISTORY[:1],

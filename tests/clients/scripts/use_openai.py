@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field
 
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key="-", max_retries=0)
 model = client.models.list().data[0].id
-#: Greedy, so that two calls say the same.
+#: Greedy, so that two calls have equal texts.
 chat_arguments: dict[str, Any] = {
     "model": model,
     "messages": MESSAGES,

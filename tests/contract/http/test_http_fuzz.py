@@ -58,7 +58,7 @@ def url() -> Iterator[str]:
 
 
 def answer_conformance(ctx: Any, response: Any, case: Any) -> bool | None:
-    """The schema of a whole answer, or of each event's data, which schemathesis would take for the event's."""
+    """Check a whole answer, or the data of each event: schemathesis would compare the schema with the whole stream."""
     from schemathesis.specs.openapi.checks import response_schema_conformance
 
     if response.headers.get("content-type") != ["text/event-stream"]:
@@ -77,7 +77,7 @@ def schema() -> Any:
 
 
 def run_cases(url: str, path: str, method: str, mode: str, count: int) -> int:
-    """Send `count` cases to one operation and judge the answers; how many were sent."""
+    """Send `count` cases to one operation and check the answers. Returns the number of sent cases."""
     from schemathesis import GenerationMode
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance

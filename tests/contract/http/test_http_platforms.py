@@ -173,7 +173,7 @@ async def test_the_documentation_page_loads_nothing_from_other_hosts():
 
 
 async def test_single_completions_do_not_request_the_prompts_logprobs():
-    """TGI does; no client sees the result, and it would bypass the prefix cache."""
+    """TGI requests them, but no client receives them, and the request would bypass the prefix cache."""
     async with serve() as served:
         await served.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
         (request,) = served.requests

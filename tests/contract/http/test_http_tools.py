@@ -33,7 +33,7 @@ def serve_tools(*texts: str, **changes: Any) -> Any:
 
 
 def declining(then: Callable[[Request], Reply]) -> Callable[[Request], Reply]:
-    """A model that calls no tool if it is offered some, and then answers with text."""
+    """A model that selects no tool, and then answers with text."""
     return lambda request: Reply(DECLINED) if request.parameters.grammar else then(request)
 
 

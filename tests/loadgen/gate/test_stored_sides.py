@@ -26,7 +26,7 @@ def in_a_directory_of_its_own(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Five runs in one directory, and what they say of their commit."""
+    """Five runs in one directory, each with the commit in its manifest."""
     root = tmp_path_factory.mktemp("stored") / "main"
     for number in range(5):
         directory = root / f"run{number:02d}"

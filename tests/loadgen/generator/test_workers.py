@@ -209,7 +209,7 @@ def test_the_web_ui_of_one_worker_shows_its_latencies(url, tmp_path):
 
 
 def send_garbage(address):
-    """Unencrypted ZeroMQ frames, and bytes that are no ZeroMQ at all."""
+    """Unencrypted ZeroMQ frames, and bytes that are not ZeroMQ."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
         stranger.connect(f"tcp://{address}")
         for frames in ([b""], [], [b"\xff" * 100], [msgpack.dumps(("client_ready", "2", "x"))]):

@@ -1,4 +1,4 @@
-"""Arrival times from the kernel: how late the reader is does not change them."""
+"""Arrival times from the kernel: a late reader does not change them."""
 
 import json
 import socket

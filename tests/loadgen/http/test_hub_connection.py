@@ -14,7 +14,7 @@ LAST = b'data:{"token":{"id":1,"text":"a"},"generated_text":"a"}\n\n'
 
 
 def test_every_end_has_the_status_that_a_blocking_read_gives_it():
-    """Among them one that goes on until the generator cuts it, and the first server once more."""
+    """One stream continues until the generator cuts it. After all, the first server is called again."""
     cases = [
         ([HEAD, TOKEN, LAST], {}, ["ok", None, 2]),
         ([HEAD, TOKEN + TOKEN + LAST], {}, ["ok", None, 3]),

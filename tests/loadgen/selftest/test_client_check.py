@@ -72,9 +72,9 @@ def test_the_cost_of_an_event_excludes_the_first_and_last_second():
 
 
 def test_metrics_11_accuracy_contract_without_time_limits():
-    """Holds on a busy machine too: nothing lost, counts exact, no event seen before it was written.
+    """True on a busy machine too: no event is lost, counts are exact, no event arrives before it was written.
 
-    The bound on the median is for a client that times what it has buffered or decoded; others' load cannot reach it.
+    A client that takes times after buffering or decoding exceeds the bound on the median; other load does not.
     """
     level = client_check.measure_level(8, 0.5, first_s=0.02, gap_s=0.005)
 
@@ -161,7 +161,7 @@ def test_trust_3a_the_conclusion_names_no_load_above_an_inaccurate_one():
 
 @pytest.mark.slow
 def test_trust_3a_bursts_are_timed_by_arrival_not_by_read():
-    """Streams whose tokens come together are read one after the other; how late depends on the machine."""
+    """Streams with simultaneous tokens are read one after the other. The delay depends on the machine."""
     level = client_check.measure_level(16, 0.5, first_s=0.02, gap_s=0.01, sends_bursts=True)
 
     assert level.lost_events == 0

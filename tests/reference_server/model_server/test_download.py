@@ -1,4 +1,4 @@
-"""The weights of a model come to this machine: from a directory, from the cache, from a hub over HTTP."""
+"""The weights of a model are found in a directory or the cache, or fetched from a hub over HTTP."""
 
 import doctest
 import errno
@@ -49,7 +49,7 @@ def small_pieces(monkeypatch):
 
 @pytest.fixture
 def offline(monkeypatch):
-    """A switch: calling it takes the network away."""
+    """A function that makes the network unreachable."""
     return lambda: monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
@@ -145,7 +145,7 @@ def test_reliability_F34_a_cut_download_goes_on_where_it_stopped(hub, cache, sma
 
 
 def test_reliability_F34_files_of_an_ended_process_are_not_fetched_twice(hub, cache, small_pieces):
-    """Not even when the break was followed by five refusals, and another process tries again later."""
+    """The connection breaks, five retries are refused, and a later process continues at the same byte."""
     hub.add("some/model", MODEL)
     hub.faults["model.safetensors"] = [Fault(break_after=10_000), *[Fault(status=500)] * 5]
     with pytest.raises(StartupError, match=r"could not download model\.safetensors of some/model"):

@@ -8,7 +8,7 @@ from reference_server.router.http_call import ClientGoneError, HttpCall, Route, 
 
 
 class Asgi:
-    """One request as a server would hand it over."""
+    """The ASGI messages of one request."""
 
     def __init__(self, *parts: bytes, disconnects: bool = True) -> None:
         self.sent: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Adapters in the router: their names in requests, the routes that load and unload, and what a change leaves alone."""
+"""Adapters in the router: names in requests, loading and unloading, and requests that a change does not affect."""
 
 import asyncio
 from pathlib import Path

@@ -84,7 +84,7 @@ async def read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 async def is_closed(reader: asyncio.StreamReader) -> bool:
-    """Whether the shard closes the connection, after whatever it sends before."""
+    """Whether the shard closes the connection; it may send bytes before."""
     async with asyncio.timeout(30):
         try:
             while await reader.read(1 << 16):

@@ -1,4 +1,4 @@
-"""The double's own promises: a test that rests on it rests on these."""
+"""The behaviour of the test double, on which other tests rely."""
 
 import pytest
 

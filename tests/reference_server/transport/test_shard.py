@@ -27,7 +27,7 @@ ADAPTER = AdapterSource("a#1", "/adapters/a")
 
 
 class Answering(ScriptedShard):
-    """Gives prepared answers where it has some."""
+    """Returns the prepared answer of a method, if there is one."""
 
     def __init__(self, step=None, warmup=None, **options):
         super().__init__(**options)

@@ -1,4 +1,4 @@
-"""Clients on raw sockets, some of whom leave: before they have sent all, while they wait, or while they read."""
+"""Clients on raw sockets. Some of them leave: before all is sent, while they wait, or while they read."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ LIMIT_S = 60.0
 
 @dataclass
 class Outcomes:
-    """How the clients fared: HTTP statuses of those who stayed, and how many left."""
+    """The outcome: HTTP statuses of the clients that stayed, and the number of those that left."""
 
     statuses: list[int]
     num_left: int = 0

@@ -1,4 +1,4 @@
-"""A seeded sequence of calls that uses what a router may: joins, filters, clears, chunks, merges, stop strings."""
+"""A seeded sequence of all kinds of calls that a router makes: joins, filters, clears, chunks, merges, stop strings."""
 
 import random
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class RandomCalls:
         return self._driver.sent
 
     async def make(self, num_calls: int) -> list[CallResult]:
-        """Make at least so many calls, then decode what is left to its end; what each call gave."""
+        """Make at least so many calls, then decode all batches to their end. Returns the result of each call."""
         while len(self._results) < num_calls:
             self._chance.shuffle(self._batches)
             if len(self._batches) < 3 and (not self._batches or self._chance.random() < 0.3):
@@ -74,7 +74,7 @@ class RandomCalls:
             self._batches.append(batch)
 
     async def _disturb(self) -> None:
-        """Sometimes a client leaves, a batch is cleared, or someone asks after the shard's health."""
+        """Sometimes a client leaves, a batch is cleared, or the shard's health is checked."""
         event = self._chance.random()
         if event < 0.05:
             await self._driver.shard.health()

@@ -15,7 +15,7 @@ LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 
 
 class RoundingCache(DynamicCache):
-    """Attention sees the rounded keys and values from the step on that computes them.
+    """Attention reads the rounded keys and values already in the step that computes them.
 
     scales: the factors of the stored keys and of the stored values.
     """
@@ -39,7 +39,7 @@ def rounded(values: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
 
 
 def with_rounded_latents(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel | None:
-    """A model whose cache holds latents, with the keys and values rounded that it makes of them; None for another."""
+    """A copy of a model with latents in its cache that rounds the expanded keys and values; None for other models."""
     if not any(hasattr(module, "expand_kv") for module in model.modules()):
         return None
     model = copy.deepcopy(model)

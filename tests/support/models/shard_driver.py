@@ -1,4 +1,4 @@
-"""Drives any Shard as the router does: gives out blocks, filters what has ended, keeps every request's outcome."""
+"""Drives any Shard as the router does: assigns blocks, filters ended requests, keeps the outcome of every request."""
 
 import random
 from collections.abc import Sequence

@@ -8,7 +8,7 @@ from reference_server.workers import WorkerPool
 
 
 class CompilingHere:
-    """In the place of a `WorkerPool`; `jobs` are those it was asked for."""
+    """Replaces a `WorkerPool`. `jobs`: the requested ones."""
 
     def __init__(self) -> None:
         self.jobs: list[Any] = []

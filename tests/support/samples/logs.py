@@ -1,4 +1,4 @@
-"""Keeps what a test does to the process's logging from the tests after it."""
+"""Undoes the changes of a test to the logging of the process."""
 
 import logging
 from collections.abc import Iterator

@@ -19,7 +19,7 @@ BASELINE |= {"prefill_chunking": True, "max_waiting_tokens": 20}
 
 
 def sample_study(num_trials: int = 32, seed: int = 5, *, is_confirmed: bool = True) -> StudyData:
-    """The objective grows with the prefill budget up to 2,048 and with memory; too much memory dies."""
+    """The objective grows with the prefill budget up to 2,048 and with memory; a launch with too much memory fails."""
     random_ = random.Random(seed)
     trials = [_trial(0, BASELINE, random_, 0.0)]
     for number in range(1, num_trials):

@@ -1,4 +1,4 @@
-"""A small model hub over HTTP, with what huggingface_hub asks of one: commits, file lists, digests, ranges, tokens."""
+"""A small model hub over HTTP with the routes of huggingface_hub: commits, file lists, digests, ranges, tokens."""
 
 import hashlib
 import http.server
@@ -34,7 +34,7 @@ class Repository:
 class FakeHub:
     """`requests` are (method, path, Range) in order. `faults` act on GETs of a file by its name, the first one first.
 
-    `info` in place of a file's name stands for what is known of the repository.
+    The name `info` is the request for the facts of a repository.
     """
 
     url: str
@@ -58,7 +58,7 @@ class FakeHub:
         return commit
 
     def asked(self, method: str, name: str) -> list[str | None]:
-        """The ranges that were asked for, one for each request of that file."""
+        """The requested ranges, one for each request of that file."""
         return [wanted for verb, path, wanted in self.requests if verb == method and path.endswith(f"/{name}")]
 
 
@@ -73,7 +73,7 @@ class Fault:
 
 
 def etag_of(content: bytes) -> str:
-    """As the hub has it: SHA-256 of what is stored as a large file, git's hash of the rest."""
+    """The hub's digest of a file: SHA-256 of a large file, git's hash of any other."""
     if len(content) >= LARGE_BYTES:
         return hashlib.sha256(content).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()

@@ -1,4 +1,4 @@
-"""A server for trials that go wrong: speaks TGI, and does what its first argument says. Its port is $PORT.
+"""A server for failing trials: it has TGI's API, and the fault that its first argument names. Its port is $PORT.
 
 `well` serves; `no-memory` ends at start with a message; `usage` as a launcher refuses a flag; `hang` never listens;
 `dies` ends in the middle of a load; `errors` answers 500; `deaf` ignores SIGTERM; `forks` leaves a grandchild that

@@ -1,4 +1,4 @@
-"""A server that answers every connection with given bytes, in given pieces, whatever it is asked."""
+"""A server that answers every connection with given bytes, in given pieces, whatever the request is."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""A TCP relay between two loopback addresses: the cable between two hosts, which a test can cut and mend."""
+"""A TCP relay between two loopback addresses, instead of the network of two hosts. A test can cut and restore it."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""A router for launcher tests: says that it runs, notes its signals in STUB_LOG, and obeys STUB_ROUTER.
+"""A router for launcher tests: it prints that it runs, writes its signals to STUB_LOG, and reads STUB_ROUTER.
 
 STUB_ROUTER: `deaf` ignores SIGTERM, `exit=N` leaves with N at once.
 """

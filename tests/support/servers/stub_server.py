@@ -1,4 +1,4 @@
-"""A model server for launcher tests: answers Health from a `ScriptedShard`, then does what STUB_SHARD says.
+"""A model server for launcher tests: answers Health from a `ScriptedShard`, then follows STUB_SHARD.
 
 `python stub_server.py serve MODEL --uds-path PREFIX … | download-weights …`. STUB_SHARD is a comma list for all ranks:
 `deaf` ignores SIGTERM, `exit=N` leaves with N once Health has answered, `early=N` before listening, `slow` listens
@@ -24,7 +24,7 @@ def note(event: str) -> None:
 
 
 class _ListeningShard(ScriptedShard):
-    """Says when Health was asked for."""
+    """Logs each call of Health."""
 
     asked: asyncio.Event
 

@@ -80,7 +80,7 @@ class _Sequence:
 
 
 class ScriptedShard:
-    """`calls` lists what was asked, as (method name, arguments).
+    """`calls` lists the calls, as (method name, arguments).
 
     `failures` maps a method name to an exception that its next call raises, once. `gate`, when given, is awaited with
     the method's name before each call works, so that a test can hold a step. `count_tokens` counts prompt tokens where

@@ -19,7 +19,7 @@ def valid_request(
     adapter_id: str | None = None,
     top_n_tokens: int = 0,
 ) -> ValidGenerateRequest:
-    """A request whose prompt shares no token with another's, unless `ids` says so."""
+    """A request whose prompt shares no token with other requests, unless `ids` are given."""
     first = next(_fresh_token)
     wire = Request(
         id=0,

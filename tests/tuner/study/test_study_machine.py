@@ -1,4 +1,4 @@
-"""A study under interruptions (reliability I18, T71): workers are lost or killed as they write, and others continue."""
+"""A study under interruptions (reliability I18, T71): workers stop or are killed while writing, and others continue."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A git revision as a side: its worktree, its environment, and that nothing of it stays."""
+"""A git revision as a side: its worktree and its environment are created and removed."""
 
 import subprocess
 import textwrap

@@ -1,4 +1,4 @@
-"""Grammars in a batch: which tokens are let through, when a row may end, and what a failing state costs the others."""
+"""Grammars in a batch: allowed tokens, the end of a row, and a failing state, which does not change other rows."""
 
 from pathlib import Path
 
@@ -135,7 +135,7 @@ def test_a_character_may_be_split_over_tokens():
 
 @pytest.mark.parametrize("split", range(7))
 def test_a_generation_is_continued_behind_the_text_that_it_had(split: int):
-    """However that text is tokenized: the words of the tokens that brought it are not known any more."""
+    """The text can be tokenized in any way: the tokens that generated it are no longer known."""
     grammars = Grammars(M15, {EOS}, resident_bytes=lambda: 0)
     walked, text = grammars.state(Grammar("(ab){2}1|a{6}")), "abab1"[:split]
     for letter in text:
@@ -257,7 +257,7 @@ def test_reliability_Q12_large_automata_are_dropped_first():
 
 
 def test_limits_that_others_used_up_do_not_end_a_sequence():
-    """Sequences share an automaton; one that has grown too large is left to those who walk far in it."""
+    """Sequences share an automaton. If it has grown too large, only sequences that are far in it continue with it."""
     tokenizer = load_tokenizer(PRESETS[0].tokenizer_directory)
     grammars = Grammars(tokenizer, {tokenizer.eos_id or 0})
     regex = ".*(a|b|c2).{300}x"
@@ -281,7 +281,7 @@ def test_limits_that_others_used_up_do_not_end_a_sequence():
 
 
 class SlowClock:
-    """Each look at it is `step_ms` after the last."""
+    """A clock that advances by `step_ms` at each call."""
 
     def __init__(self) -> None:
         self.step_ms = self._now_ms = 0

@@ -22,7 +22,7 @@ from tests.support.models.tiny_models import make_tiny_model, save_word_tokenize
 
 @pytest.fixture
 def converted(tmp_path):
-    """Converts what it is given; the file that came of it."""
+    """A function that pickles a state, converts it, and returns the written file."""
 
     def convert_state(state):
         torch.save(state, tmp_path / "pytorch_model.bin")
@@ -38,7 +38,7 @@ def metadata_of(path):
 
 
 def bits(tensor):
-    """Not numbers: NaN differs from itself, and zeros of either sign are equal."""
+    """Bytes are compared, because NaN differs from itself, and zeros of both signs are equal."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).tolist()
 
 

@@ -25,7 +25,7 @@ def base(tmp_path):
 
 
 def save_adapter(directory, base, tensors=None, **settings):
-    """An adapter of two modules of a tiny Llama, or of `tensors`; what it adds to each weight at a scaling of 1."""
+    """Save an adapter of two modules of a tiny Llama, or of `tensors`. Returns each weight's change at scaling 1."""
     weights = load_file(base / "model.safetensors")
     generator = torch.Generator().manual_seed(3)
     if tensors is None:

@@ -1,4 +1,4 @@
-"""The index of a folder: each kind of result with verdict and numbers, links, order, folders that cannot be read."""
+"""The index of a folder: verdict and numbers of each kind of result, links, order, folders that cannot be read."""
 
 import json
 from pathlib import Path

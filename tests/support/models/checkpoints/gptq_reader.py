@@ -1,4 +1,4 @@
-"""GPTQ's first format, read as its definition says and with nothing of the server's own."""
+"""Reads GPTQ's first format by its definition, without code of the server."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""The Triton kernels on a CPU, by Triton's interpreter: what they gave in each case, as JSON lines.
+"""The Triton kernels on a CPU, by Triton's interpreter: their results in each case, as JSON lines.
 
 A process of its own: the interpreter is chosen by the environment when the kernels are imported, and other tests
 compile the same kernels. bfloat16 products are wrong in the interpreter, so they are compiled and not computed here.

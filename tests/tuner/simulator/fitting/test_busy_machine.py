@@ -20,7 +20,7 @@ PREFILL, DECODE = StepWork(4, 2048, 4 * 512**2), StepWork(rows=16, kv=16 * 600)
 
 
 def busy_launch(rng: np.random.Generator, true_ns: Callable[[StepWork], float], steps: int = 400) -> TracedSteps:
-    """Steps of a server beside other work: three of ten take up to eight times as long, the others differ by 15 %."""
+    """Steps of a server on a busy machine: three of ten take up to eight times as long, the others differ by 15 %."""
     works = []
     for _ in range(steps // 4):
         prompts, length = int(rng.integers(1, 8)), int(rng.integers(64, 1024))

@@ -1,4 +1,4 @@
-"""Each thing the fused walk replaces, against the module that it replaces; and what it leaves alone."""
+"""Each operator of the fused walk equals the module that it replaces; other modules stay as they are."""
 
 import numpy as np
 import pytest

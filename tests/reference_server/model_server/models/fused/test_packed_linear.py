@@ -1,4 +1,4 @@
-"""Packed linears give the bits that plain ones give, at every place that a model has for them."""
+"""Packed linears give the same bits as plain ones, at every place in a model."""
 
 import copy
 

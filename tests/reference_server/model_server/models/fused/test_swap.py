@@ -1,4 +1,4 @@
-"""Modules that become one operator give what they gave before; the rest is left alone."""
+"""Modules that are replaced by one operator give the same results; other modules stay as they are."""
 
 import copy
 

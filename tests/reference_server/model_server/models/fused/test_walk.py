@@ -15,7 +15,7 @@ def test_tokens_beyond_one_pass_of_an_mlp_get_the_same_results() -> None:
 
 
 def _walked(hidden: Tensor) -> Tensor:
-    """Through a layer whose products see one element each, so that their order of summation is the same in any part."""
+    """The result of a layer of elementwise operators, in which the number of rows changes no order of sums."""
     norm = Norm(torch.ones(8), 1e-5)
     layer = FusedLayer(
         input_norm=norm,
