@@ -152,7 +152,7 @@ class TokenChooser:
         else:
             positions = np.array([len(ids[row]) for row in self._sampled], dtype=np.uint64)
             draws = uniforms(self._seeds, positions + np.uint64(newest is not None))
-            uniform = to_device(_rounded_down(draws), self._device)
+            uniform = to_device(rounded_down(draws), self._device)
             if self._all_sampled:
                 chosen = inverse_cdf(scores, uniform)
             else:
@@ -232,7 +232,7 @@ def splitmix64(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDAr
     return mixed
 
 
-def _rounded_down(draws: NDArray[np.float64]) -> NDArray[np.float32]:
+def rounded_down(draws: NDArray[np.float64]) -> NDArray[np.float32]:
     """To float32 without ever reaching 1: a float32 sum exceeds the result exactly if it exceeds the draw."""
     rounded = draws.astype(np.float32)
     return np.where(rounded > draws, np.nextafter(rounded, np.float32(0)), rounded)

@@ -175,7 +175,7 @@ def _refuse_unserved(options: EngineOptions, family: ModelFamily, config: Any, t
 
 def _build_empty(config: Any, files: ModelPaths, family: ModelFamily, tier: Tier, dtype: torch.dtype) -> Any:
     """The model without memory, with the attention of its tier."""
-    model_class = _model_class(config, files, family, tier)
+    model_class = model_class_of(config, files, family, tier)
     text_class = (vision.text_class(config) if family.has_images else None) or model_class
     if tier == "ragged" and family.shim is None and not text_class.is_backend_compatible():
         raise UnsupportedError(f"{text_class.__name__} does not support Transformers' attention interface")
@@ -210,7 +210,7 @@ def expected_weight_bytes(options: EngineOptions, files: ModelPaths) -> int:
     device, tier = choose_device(), options.tier or family.tier
     quantization = _quantization(options, files, raw, tier, device)
     dtype = resolve_dtype(options, device, config, quantization)
-    model = transformers_compat.build_empty(_model_class(config, files, family, tier), config, dtype)
+    model = transformers_compat.build_empty(model_class_of(config, files, family, tier), config, dtype)
     tied = transformers_compat.tied_names(model)
     sizes = {name: parameter.nbytes for name, parameter in model.named_parameters() if name not in tied}
     if quantization is not None:
@@ -240,7 +240,8 @@ def _config(files: ModelPaths, family: ModelFamily) -> PretrainedConfig:
     return AutoConfig.from_pretrained(files.directory, trust_remote_code=family.own_class is not None)
 
 
-def _model_class(config: PretrainedConfig, files: ModelPaths, family: ModelFamily, tier: Tier) -> Any:
+def model_class_of(config: PretrainedConfig, files: ModelPaths, family: ModelFamily, tier: Tier) -> Any:
+    """The class in Transformers, or that of the model's own code."""
     if family.own_class is not None:
         return get_class_from_dynamic_module(family.own_class, files.directory)
     if family.has_images:

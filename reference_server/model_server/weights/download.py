@@ -198,7 +198,7 @@ class Downloader:
         started = time.monotonic()
         for done, name in enumerate(missing, start=1):
             logger.info("Download file: %s", name)
-            with _progress(self._hub.blobs(snapshot.model_id), name):
+            with logged_progress(self._hub.blobs(snapshot.model_id), name):
                 self._fetch(snapshot, name)
             remaining_s = (time.monotonic() - started) / done * (len(missing) - done)
             logger.info("Download: [%d/%d] -- ETA: %s", done, len(missing), timedelta(seconds=round(remaining_s)))
@@ -265,7 +265,7 @@ def _parent(config: Path) -> str | None:
 
 
 @contextmanager
-def _progress(blobs: Path, name: str, period_s: float = PROGRESS_S) -> Iterator[None]:
+def logged_progress(blobs: Path, name: str, period_s: float = PROGRESS_S) -> Iterator[None]:
     """Log the bytes of a long download so far, whether huggingface_hub writes them or resume.py."""
     done = threading.Event()
     before = _bytes_below(blobs)

@@ -155,8 +155,9 @@ def test_a_connection_that_the_server_closed_is_replaced(url, state, connect):
 def test_a_connection_that_broke_while_idle_causes_no_failure(url, connect):
     client = connect(url)
     exchange_with(client)
-    (idle,) = client.pool._idle
+    idle = client.pool.take(timeout_s=5.0)
     idle.sock.shutdown(2)
+    client.pool.give_back(idle)
 
     call = exchange_with(client)
 

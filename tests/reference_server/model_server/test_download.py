@@ -553,7 +553,7 @@ def test_a_long_download_reports_its_progress(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     (tmp_path / "before").write_bytes(bytes(500_000))
 
-    with download._progress(tmp_path, "model.safetensors", period_s=0.01):
+    with download.logged_progress(tmp_path, "model.safetensors", period_s=0.01):
         (tmp_path / "etag.incomplete").write_bytes(bytes(1_200_000))
         while "1.2 MB so far" not in caplog.text:
             time.sleep(0.01)

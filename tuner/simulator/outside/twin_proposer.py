@@ -117,7 +117,7 @@ class TwinProposer:
         return ResidualModel(knobs, self._objective, candidates, noise, by_rank=self.by_rank)
 
     def _predictions(self, wanted: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
-        rules = list(map(self._rule, wanted))
+        rules = list(map(self.rule_of, wanted))
         new = sorted({rule for rule in rules if rule not in self._predicted})
         is_timed = not self.load.is_open_loop and self.load.requests is None
         load = load_of(self.load, requests=REQUESTS if is_timed else None, client=self.costs.client)
@@ -126,7 +126,7 @@ class TwinProposer:
         self._predicted |= zip(new, predict_many(predictor, list(map(dict, new)), jobs), strict=True)
         return [self._predicted[rule] for rule in rules]
 
-    def _rule(self, settings: Mapping[str, Any]) -> Rule:
+    def rule_of(self, settings: Mapping[str, Any]) -> Rule:
         """The values of the rule that settings set. Slots above the users of a closed loop have no effect."""
         values = {**self.server.defaults, **settings}
         found = {part: values[name] for name, part in self.meanings.items() if values.get(name) is not None}

@@ -19,9 +19,10 @@ from reference_server.messages import (
 from reference_server.model_server.decoding.detokenize import IncrementalDetokenizer
 from reference_server.model_server.decoding.grammar import MAX_CACHED, Grammars, GrammarState
 from reference_server.model_server.decoding.grammar_engine import read_resident_bytes
-from reference_server.model_server.decoding.logits import RowParameters
+from reference_server.model_server.decoding.logits import LogitsPipeline, RowParameters
 from reference_server.model_server.decoding.sampling import TokenChooser
 from reference_server.model_server.decoding.stopping import StoppingCriteria
+from reference_server.model_server.decoding.watermark import Watermark
 from reference_server.model_server.generations import Generations
 from reference_server.model_server.sequence import Sequence
 from reference_server.presets.catalog import PRESETS
@@ -53,8 +54,8 @@ M15 = byte_level("a", "b", "ab", "1", "</s>")
 
 
 def allowed(state: GrammarState, vocab_size: int = 5) -> list[int]:
-    chooser = TokenChooser([row(state)], vocab_size, {EOS}, torch.device("cpu"))
-    scores = chooser._pipeline.process(torch.zeros(1, vocab_size), [[0]], None)
+    pipeline = LogitsPipeline([row(state)], vocab_size, {EOS}, torch.device("cpu"), Watermark())
+    scores = pipeline.process(torch.zeros(1, vocab_size), [[0]], None)
     return [id_ for id_, score in enumerate(scores[0].tolist()) if score == 0]
 
 

@@ -76,7 +76,7 @@ def test_inverse_cdf_falls_back_to_the_last_kept_id():
 
 
 def test_a_draw_just_below_one_is_not_rounded_up_to_it():
-    assert sampling._rounded_down(np.array([1 - 2.0**-53])).tolist() == [1 - 2.0**-24]
+    assert sampling.rounded_down(np.array([1 - 2.0**-53])).tolist() == [1 - 2.0**-24]
 
 
 def test_model_server_M5_same_seed_same_ids_another_seed_others():

@@ -60,7 +60,7 @@ def test_shapes_of_logits_and_caches_at_full_size(preset, monkeypatch: pytest.Mo
     config = AutoConfig.from_pretrained(preset.directory)
     family = find_family(config.to_dict())
     files = loader.locate(EngineOptions(f"preset:{preset.name}"))
-    model_class = loader._model_class(config, files, family, family.tier)
+    model_class = loader.model_class_of(config, files, family, family.tier)
     model = transformers_compat.build_empty(model_class, config, torch.bfloat16).to(META).eval()
     model.config._attn_implementation = hooks.ATTENTION_NAME
     if family.shim is not None:

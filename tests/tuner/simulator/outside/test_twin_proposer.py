@@ -125,7 +125,7 @@ def test_a_setting_without_a_meaning_does_not_change_a_prediction_and_is_learned
     proposes = twin(tmp_path, costs_of())
     on, off = ({**DEFAULTS, "flash_attn": value} for value in HIDDEN)
 
-    assert proposes._rule(on) == proposes._rule(off) == (("prefill_tokens", 1024), ("slots", 4))
+    assert proposes.rule_of(on) == proposes.rule_of(off) == (("prefill_tokens", 1024), ("slots", 4))
     results = search(proposes, 8, noise=0.005)
     assert proposes.best_first(results)[0]["flash_attn"] == "off"
 
