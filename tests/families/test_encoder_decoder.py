@@ -1,4 +1,4 @@
-"""Encoder-decoder models: a batch generates the ids of generate alone, also with unequal decoder lengths."""
+"""Encoder-decoder models: unequal decoder lengths, parameters and ends. test_lower_tiers.py has the generated ids."""
 
 import math
 from collections.abc import Iterator
@@ -13,32 +13,16 @@ from reference_server.model_server.calls.local_shard import LocalShard
 from tests.support.models.lower_tiers import (
     ENCODER_DECODER,
     PROMPTS,
-    Loaded,
     as_joined,
     generate_alone,
     join_and_leave,
-    run_together,
     save_model,
-    serve_model,
     unplaced,
 )
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_shards import SEEDED, tiny_options, warm_up
 
 pytestmark = pytest.mark.xdist_group("encoder-decoder")
-
-
-SHORT = ("t5", "bart", "led, by no record")
-
-
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=pytest.mark.slow if name not in SHORT else ()) for name in ENCODER_DECODER],
-)
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
-    directory: Path = tmp_path_factory.mktemp("model")
-    with serve_model(directory, save_model(directory, ENCODER_DECODER[request.param])) as loaded:
-        yield loaded
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +38,6 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalShard]:
 async def driver(t5: LocalShard) -> ShardDriver:
     await warm_up(t5)
     return ShardDriver(t5)
-
-
-async def test_model_server_M31_a_batch_equals_generate_alone(loaded: Loaded) -> None:
-    await warm_up(loaded.shard)
-
-    assert await run_together(loaded.shard) == loaded.expected
-
-
-async def test_model_server_M31_requests_of_different_length_filter_and_concatenate(loaded: Loaded) -> None:
-    await warm_up(loaded.shard)
-
-    assert await join_and_leave(loaded.shard) == as_joined(loaded.expected)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
@@ -96,16 +68,6 @@ def test_only_a_decoder_with_one_position_for_all_rows_runs_one_length_at_a_time
     shard.close()
 
     assert shard.engine.model.forward._equal_lengths is name.startswith("led")  # type: ignore[attr-defined]
-
-
-async def test_an_encoder_decoder_reports_its_limits(loaded: Loaded) -> None:
-    info = await loaded.shard.info()
-    reply = await warm_up(loaded.shard, max_prefill_tokens=40)
-
-    assert info.requires_padding
-    assert not info.support_chunking
-    assert reply.max_supported_total_tokens is None
-    assert (reply.max_input_tokens, reply.max_total_tokens) == (39, 40)
 
 
 async def test_prompt_details_are_the_start_token_alone(driver: ShardDriver) -> None:

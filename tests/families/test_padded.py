@@ -1,7 +1,6 @@
-"""Decoders of the padded tier: a batch generates the ids of Transformers' generate alone."""
+"""Decoders of the padded tier: prompt logprobs, refusals and settings. test_lower_tiers.py has the generated ids."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,63 +10,11 @@ from reference_server.errors import ShardError, UnsupportedError
 from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.models import loader
-from tests.support.models.lower_tiers import (
-    PADDED,
-    PROMPTS,
-    Loaded,
-    as_joined,
-    join_and_leave,
-    run_together,
-    save_model,
-    serve_model,
-    unplaced,
-)
+from tests.support.models.lower_tiers import PADDED, PROMPTS, save_model, unplaced
 from tests.support.models.shard_driver import ShardDriver
-from tests.support.models.tiny_configs import CONFIGS
-from tests.support.models.tiny_models import make_tiny_model, save_tiny_model
 from tests.support.models.tiny_shards import tiny_options, warm_up
 
-# Families of the ragged tier, forced into this one.
-FORCED = ("llama", "mistral-window", "gpt2", "bloom", "gpt-neox", "opt")
-
-
 pytestmark = pytest.mark.xdist_group("padded")
-
-
-@pytest.fixture(scope="module", params=[*PADDED, *FORCED])
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
-    directory: Path = tmp_path_factory.mktemp("model")
-    if request.param in PADDED:
-        model = save_model(directory, PADDED[request.param])
-    else:
-        model = make_tiny_model(request.param)
-        save_tiny_model(directory, request.param)
-    with serve_model(directory, model, None if request.param in PADDED else "padded") as loaded:
-        yield loaded
-
-
-async def test_a_padded_batch_equals_generate_alone(loaded: Loaded) -> None:
-    await warm_up(loaded.shard)
-
-    assert await run_together(loaded.shard) == loaded.expected
-
-
-async def test_padded_requests_join_and_leave_midway(loaded: Loaded) -> None:
-    await warm_up(loaded.shard)
-
-    assert await join_and_leave(loaded.shard) == as_joined(loaded.expected)
-
-
-async def test_a_padded_model_reports_its_limits(loaded: Loaded) -> None:
-    info = await loaded.shard.info()
-    reply = await warm_up(loaded.shard, max_prefill_tokens=40)
-
-    assert info.requires_padding
-    assert not info.support_chunking
-    assert not info.use_prefix_caching
-    assert reply.max_supported_total_tokens is None
-    assert (reply.max_input_tokens, reply.max_total_tokens) == (39, 40)
-    assert reply.backends["decode"] == "transformers"
 
 
 async def test_prompt_logprobs_of_padded_rows_equal_a_full_forward(tmp_path: Path) -> None:
@@ -155,5 +102,10 @@ def test_a_padded_model_cannot_be_sharded(tmp_path: Path, settings: dict[str, ob
         loader.load(options, loader.locate(options), RankGroup(0, 2))
 
 
-def test_the_forced_families_are_ragged_by_default() -> None:
-    assert set(FORCED) <= set(CONFIGS)
+def test_a_hybrid_of_states_and_attention_is_refused(tmp_path: Path) -> None:
+    attention = {"num_attention_heads": 4, "num_key_value_heads": 2, "attn_layer_period": 2, "attn_layer_offset": 1}
+    sizes = {"hidden_size": 48, "num_hidden_layers": 2, "intermediate_size": 80}
+    save_model(tmp_path, {"model_type": "jamba", **sizes, **attention})
+
+    with pytest.raises(UnsupportedError, match="JambaForCausalLM cannot be served through the padded tier"):
+        LocalShard.load(tiny_options(tmp_path))
