@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from reference_server.model_server.speculation.ngram import (
     NGRAM_PRIORS,
-    NgramDraft,
+    FirstMatch,
     NgramRule,
     SuffixIndex,
-    first_match,
 )
 from reference_server.model_server.speculation.proposed_draft import ProposedDraft
 
@@ -35,7 +34,7 @@ class NgramSource:
     """Drafts from the request's own prompt and output. The level of a token is the length of the match."""
 
     def __init__(self, rule: NgramRule) -> None:
-        self._rule = rule
+        self._ngrams = FirstMatch if rule is NgramRule.TGI else SuffixIndex
 
     @property
     def priors(self) -> SequenceOf[float]:
@@ -46,12 +45,7 @@ class NgramSource:
         return [self._of(sequence, count) for sequence, count in zip(sequences, counts, strict=True)]
 
     def _of(self, sequence: Sequence, count: int) -> ProposedDraft:
-        draft = self._draft(sequence, count)
+        if sequence.ngrams is None:
+            sequence.ngrams = self._ngrams()
+        draft = sequence.ngrams.draft(sequence.ids, count)
         return ProposedDraft(draft.ids, [draft.match_len] * len(draft.ids))
-
-    def _draft(self, sequence: Sequence, count: int) -> NgramDraft:
-        if self._rule is NgramRule.TGI:
-            return first_match(sequence.ids, count)
-        if sequence.suffixes is None:
-            sequence.suffixes = SuffixIndex()
-        return sequence.suffixes.draft(sequence.ids, count)

@@ -13,7 +13,7 @@ from reference_server.model_server.decoding.stopping import StoppingCriteria
 from reference_server.model_server.prompt_images import GridPositions, PromptImages
 from reference_server.model_server.speculation.acceptance import DraftHistory
 from reference_server.model_server.speculation.hidden_states import HiddenRow
-from reference_server.model_server.speculation.ngram import SuffixIndex
+from reference_server.model_server.speculation.ngram import FirstMatch, SuffixIndex
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +30,7 @@ class Sequence:
     images: those of the prompt, until its K/V exist. grid: rotary positions; None if they are places in the sequence.
     bidirectional: [2, prompt tokens], first and end of the tokens that each token attends to in both directions, until
     the K/V exist; None if all tokens are causal. uncut_spans: images within which no chunk of the prompt ends.
-    suffixes, draft_history: where the ids occur before, and how often drafts were accepted; once drafts need them.
+    ngrams, draft_history: where the ids occur before, and how often drafts were accepted; once drafts need them.
     hidden: from which draft heads guess the tokens after the newest one.
     adapter: the slot of its adapter; 0 is the base model.
 
@@ -56,7 +56,7 @@ class Sequence:
     bidirectional: NDArray[np.int64] | None = None
     uncut_spans: tuple[Span, ...] = ()
     grid: GridPositions | None = None
-    suffixes: SuffixIndex | None = None
+    ngrams: FirstMatch | SuffixIndex | None = None
     draft_history: DraftHistory | None = None
     hidden: HiddenRow | None = None
     adapter: int = 0

@@ -87,16 +87,27 @@ def follow(ids: Sequence[int], start: int, count: int) -> list[int]:
     return [ids[start + step % period] for step in range(count)]
 
 
-def first_match(ids: Sequence[int], count: int) -> NgramDraft:
-    """TGI's rule: the ids after the first occurrence of the last one, the last id repeated past the end.
+class FirstMatch:
+    """TGI's rule: the ids after the first occurrence of the last one, for a request alone in its batch.
 
-    Without an earlier occurrence, the ids from position 1 on (TGI, server/text_generation_server/utils/tokens.py).
-
-    >>> first_match([4, 7, 8, 9, 7], 2).ids, first_match([4, 5, 6], 4).ids
-    ([8, 9], [5, 6, 6, 6])
+    TGI searches the ids before the last step only, repeats the last one of these past their end, and drafts from
+    position 1 on without an occurrence (TGI, server/text_generation_server/utils/tokens.py). In a batch, TGI drafts
+    zeros past the end of all requests but the longest.
     """
-    last = len(ids) - 1
-    start = ids.index(ids[last]) + 1
-    if start > last:
-        start = 1
-    return NgramDraft([ids[min(start + step, last)] for step in range(count)], 1)
+
+    def __init__(self) -> None:
+        self._num_known = 0
+
+    def draft(self, ids: Sequence[int], count: int) -> NgramDraft:
+        """`count` ids that may follow `ids`, at least two, which were shorter before the last step.
+
+        >>> FirstMatch().draft([4, 7, 8, 9, 7], 3).ids, FirstMatch().draft([4, 5, 6], 4).ids
+        ([8, 9, 9], [5, 5, 5, 5])
+        """
+        end = min(self._num_known or len(ids), len(ids) - 1)
+        self._num_known = len(ids)
+        try:
+            start = ids.index(ids[-1], 0, end) + 1
+        except ValueError:
+            start = 1
+        return NgramDraft([ids[min(start + step, end - 1)] for step in range(count)], 1)

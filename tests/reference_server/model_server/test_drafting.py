@@ -81,7 +81,7 @@ def test_drafts_that_do_not_pay_are_not_looked_for() -> None:
 
     made.cost = DEAR_ROWS
     assert made.propose([sequence]) == ()
-    assert sequence.suffixes is None
+    assert sequence.ngrams is None
     made.cost = FREE_ROWS
     assert made.propose([sequence]) == ((7, 8, 9, 7),)
 

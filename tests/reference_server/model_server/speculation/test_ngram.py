@@ -1,9 +1,10 @@
 """N-gram drafts: the longest earlier match, of equal ones the latest, found while the ids grow."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_server.model_server.speculation.ngram import LONGEST, NO_DRAFT, SHORTEST, SuffixIndex, first_match
+from reference_server.model_server.speculation.ngram import LONGEST, NO_DRAFT, SHORTEST, FirstMatch, SuffixIndex
 
 ids_of_few = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
@@ -47,6 +48,19 @@ def test_an_index_that_grew_equals_a_new_one(ids: list[int], step: int) -> None:
         assert grown.draft(ids[:known], 3) == SuffixIndex().draft(ids[:known], 3)
 
 
-def test_tgi_follows_the_first_occurrence_of_the_last_token() -> None:
-    assert first_match([4, 7, 8, 9, 4, 7], 3).ids == [8, 9, 4]
-    assert first_match([1, 2, 3], 2).ids == [2, 3]
+def tgi_draft(before: list[int], newest: int, count: int) -> list[int]:
+    """TGI's arithmetic on tensors. before: the ids before the step that chose `newest`."""
+    matches = np.array(before) == newest
+    places = np.argmax(matches) + 1 + np.arange(count)
+    return [before[place] for place in np.minimum(places, len(before) - 1)]
+
+
+@given(ids_of_few, st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=6))
+def test_the_rule_of_tgi_gives_the_drafts_of_tgi(prompt: list[int], steps: list[list[int]]) -> None:
+    ngrams, ids = FirstMatch(), list(prompt)
+    # The step of the prompt chooses one token.
+    for chosen in [steps[0][:1], *steps]:
+        before = list(ids)
+        ids.extend(chosen)
+
+        assert ngrams.draft(ids, 4).ids == tgi_draft(before, ids[-1], 4)
