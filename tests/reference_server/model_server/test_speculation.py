@@ -61,6 +61,13 @@ def assert_same(got: Outcome, expected: Outcome) -> None:
     assert got.generated_text == expected.generated_text
     assert got.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
     assert [each.ids for each in got.top_tokens] == [each.ids for each in expected.top_tokens]
+    assert (got.prefill_tokens is None) == (expected.prefill_tokens is None)
+    if got.prefill_tokens is not None and expected.prefill_tokens is not None:
+        assert got.prefill_tokens.ids == expected.prefill_tokens.ids
+        # The first token has none.
+        assert got.prefill_tokens.logprobs == pytest.approx(expected.prefill_tokens.logprobs, abs=1e-4, nan_ok=True)
+    for own, other in zip(got.top_tokens, expected.top_tokens, strict=True):
+        assert own.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +113,11 @@ PARAMETERS = {
 }
 
 
+def fields(top_n: int) -> dict[str, object]:
+    """Requests with top tokens also ask for the logprobs of their prompts."""
+    return {"top_n_tokens": top_n, "prefill_logprobs": top_n > 0}
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(each, marks=pytest.mark.slow if each in ("greedy", "penalties") else ()) for each in PARAMETERS],
@@ -117,14 +129,14 @@ async def test_model_server_M30_drafts_change_no_token(plain: LocalShard, drafti
     await warm_up(drafting)
     expected = ShardDriver(plain)
     for id_, (prompt, top_n) in enumerate(requests):
-        await expected.run(expected.request(id_, prompt, 24, PARAMETERS[name], stopping, top_n_tokens=top_n))
+        await expected.run(expected.request(id_, prompt, 24, PARAMETERS[name], stopping, **fields(top_n)))
     outputs = {id_: outcome.ids for id_, outcome in expected.outcomes.items()}
     drafting.engine.stepper.drafter = Drafter(KnownDrafts(outputs), SPECULATE)
 
     driver = ShardDriver(drafting)
     outcomes = await driver.run(
         *(
-            driver.request(id_, prompt, 24, PARAMETERS[name], stopping, top_n_tokens=top_n)
+            driver.request(id_, prompt, 24, PARAMETERS[name], stopping, **fields(top_n))
             for id_, (prompt, top_n) in enumerate(requests)
         )
     )
