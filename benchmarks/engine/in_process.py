@@ -103,7 +103,8 @@ def machine() -> str:
     import torch
     import transformers
 
-    return f"torch {torch.__version__}, transformers {transformers.__version__}, {platform.machine()}"
+    processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    return f"torch {torch.__version__}, transformers {transformers.__version__}, {processor}"
 
 
 def flat(rates: dict[str, Rates]) -> list[dict[str, Any]]:

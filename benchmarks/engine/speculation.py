@@ -1,7 +1,8 @@
 """Compare decoding with and without drafts, for several draft lengths, texts and batch sizes.
 
     python -m benchmarks.engine.speculation [--models preset:tiny-llama ...] [--speculate 4] [--fixed 4]
-                                            [--concurrency 1 8 32] [--minutes 4.5] [--interval 0.01] [--json FILE]
+                                            [--concurrency 1 8 32] [--new-tokens 96] [--minutes 4.5] [--interval 0.01]
+                                            [--json FILE]
 
 One engine of each model decodes with and without drafts in turn: two engines with equal settings differ by up to 10 %,
 because their weights and caches are at other addresses. `no drafts` is plain decoding, and `no drafts again` is the
@@ -11,7 +12,7 @@ and the first one does not count. After ten rounds of each text and batch size, 
 the fewest rounds and the others for the one with the widest interval, until all intervals are narrow, the time is over,
 or the process is interrupted or terminated: it then ends after the round and writes its results so far.
 One measurement: C prompts of 64 tokens are prefilled together, then decoded, end-of-sequence ignored, until the first
-of them has 96 new tokens; tokens/s of these decodes, so that all C requests run all the time. Tokens per second of
+of them has its new tokens; tokens/s of these decodes, so that all C requests run all the time. Tokens per second of
 processor time of this process are measured too: other programs on the machine change them less. A speculator drafts
 with its heads alone, any other model with n-grams: there are no arms with both, as the server has none. N is at most
 the number of heads. Drafts learn from the requests of the same text and batch size only.
@@ -23,6 +24,8 @@ the number of heads. Drafts learn from the requests of the same text and batch s
 `adaptive` is the default of `--speculate N`; `fixed` drafts N tokens whenever a draft is found. The table has the
 medians of the ratios to `no drafts` in the same round with their 95 % intervals (order statistics), by time and by
 processor time, the share of drafted tokens that was accepted, and tokens for each sequence and step.
+
+FILE keeps what earlier runs on a like machine measured for other models, texts and batch sizes.
 """
 
 import argparse
@@ -41,7 +44,7 @@ from threading import Event
 
 from benchmarks.engine.in_process import machine
 from benchmarks.engine.speculation_engine import AGAIN, MOST_PLACES, PLAIN, Arm, MeasuredDrafts, SwitchedEngine
-from benchmarks.engine.speculation_texts import TEXTS, prompts
+from benchmarks.engine.speculation_texts import NEW_TOKENS, TEXTS, prompts
 from reference_server.model_server.draft_heads.heads import num_drafted
 from reference_server.model_server.models import loader
 from reference_server.model_server.options import EngineOptions
@@ -61,6 +64,7 @@ def main() -> None:
     )
     parser.add_argument("--texts", nargs="+", choices=TEXTS, default=TEXTS)
     parser.add_argument("--concurrency", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS, help="of each request; fewer for a slow model")
     parser.add_argument("--minutes", nargs="+", type=float, default=[4.5], help="of each model")
     parser.add_argument(
         "--interval", type=float, default=0.01, help="half the width of a narrow interval of a ratio in processor time"
@@ -69,6 +73,8 @@ def main() -> None:
     args = parser.parse_args()
     if len(args.minutes) not in (1, len(args.models)):
         parser.error("give --minutes once, or for each of --models")
+    if args.json and (other := other_machine(args.json)):
+        parser.error(f"{args.json} is of another machine ({other}; this one: {machine()}): give a new file")
     if not args.speculate and not args.fixed:
         parser.error("--speculate and --fixed are both empty: give an N for one of them")
     interrupted = Event()
@@ -77,16 +83,30 @@ def main() -> None:
     measured: list[MeasuredDrafts] = []
     for model, minutes in zip(args.models, itertools.cycle(args.minutes), strict=False):
         arms = arms_of(model, args.speculate, args.fixed)
-        plan = Plan(args.texts, args.concurrency, minutes, args.interval, interrupted)
+        plan = Plan(args.texts, args.concurrency, minutes, args.interval, args.new_tokens, interrupted)
         found = asyncio.run(compare(model, arms, plan))
         measured += found
         if found:
             print(table(found), flush=True)
         if args.json and measured:
-            rows = [asdict(each) for each in measured]
-            args.json.write_text(json.dumps({"machine": machine(), "measured": rows}, indent=1) + "\n")
+            write(args.json, measured)
         if interrupted.is_set():
             sys.exit(130)
+
+
+def other_machine(file: Path) -> str | None:
+    """The machine of a file of results, if it is not this one."""
+    stored = json.loads(file.read_text())["machine"] if file.is_file() else machine()
+    return None if stored == machine() else stored
+
+
+def write(file: Path, measured: Sequence[MeasuredDrafts]) -> None:
+    """Replace the cells of `measured` in a file of results, which may be new."""
+    cells = {(each.model, each.text, each.concurrency) for each in measured}
+    stored = json.loads(file.read_text())["measured"] if file.is_file() else []
+    rows = [each for each in stored if (each["model"], each["text"], each["concurrency"]) not in cells]
+    rows += [asdict(each) for each in measured]
+    file.write_text(json.dumps({"machine": machine(), "measured": rows}, indent=1) + "\n")
 
 
 def arms_of(model: str, speculate: Sequence[int], fixed: Sequence[int]) -> list[Arm]:
@@ -104,6 +124,7 @@ class Plan:
     concurrency: Sequence[int]
     minutes: float
     narrow: float
+    new_tokens: int = NEW_TOKENS
     interrupted: Event = field(default_factory=Event)
 
 
@@ -115,7 +136,7 @@ async def compare(model: str, arms: Sequence[Arm], plan: Plan) -> list[MeasuredD
     started = time.monotonic()
     engine = await SwitchedEngine.load(model, max(arm.speculate for arm in arms))
     cells = {
-        (text, rows): [MeasuredDrafts(model, text, rows, arm.name, engine.source) for arm in arms]
+        (text, rows): [MeasuredDrafts(model, text, rows, arm.name, engine.source, plan.new_tokens) for arm in arms]
         for text, rows in itertools.product(plan.texts, plan.concurrency)
     }
     drafters = {cell: [engine.drafter(arm) for arm in arms] for cell in cells}
@@ -124,7 +145,7 @@ async def compare(model: str, arms: Sequence[Arm], plan: Plan) -> list[MeasuredD
         round_ = rounds[cell]
         if round_ > 1 and time.monotonic() > started + 60 * plan.minutes:
             break
-        requests = list(prompts(*cell, seed=round_))
+        requests = list(prompts(*cell, seed=round_, new_tokens=plan.new_tokens))
         ids = {}
         for place in ((round_ + number) % len(arms) for number in range(len(arms))):
             measured = cells[cell][place] if round_ else None

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from benchmarks.engine.speculation_texts import prompts
+from benchmarks.engine.speculation_texts import NEW_TOKENS, prompts
 from reference_server.messages import Batch, Request, StepResult, WarmupRequest
 from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.draft_heads.source import HeadsSource
@@ -40,13 +40,14 @@ AGAIN = Arm(number=2)
 
 @dataclass
 class MeasuredDrafts:
-    """One arm on one text at one batch size. source: of the drafts."""
+    """One arm on one text at one batch size. source: of the drafts. new_tokens: of each request."""
 
     model: str
     text: str
     concurrency: int
     arm: str
     source: str = "n-grams"
+    new_tokens: int = NEW_TOKENS
     tokens_per_s: list[float] = field(default_factory=list)
     tokens_per_cpu_s: list[float] = field(default_factory=list)
     steps: int = 0

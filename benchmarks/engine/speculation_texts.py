@@ -20,10 +20,10 @@ records = [
 """
 
 
-def prompts(text: str, count: int, seed: int) -> Iterator[Request]:
+def prompts(text: str, count: int, seed: int, new_tokens: int = NEW_TOKENS) -> Iterator[Request]:
     """Requests of one kind of text, different for every seed."""
     passages = CALIBRATION_TEXT.read_text().split("\n\n")
-    stopping = StoppingParameters(NEW_TOKENS, ignore_eos_token=True)
+    stopping = StoppingParameters(new_tokens, ignore_eos_token=True)
     for number in range(count):
         passage = passages[(seed * 37 + number * 5) % len(passages)]
         words = passage.split()

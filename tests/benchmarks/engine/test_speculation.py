@@ -1,8 +1,21 @@
 """The benchmark of drafts measures where it knows least, with one engine for all arms."""
 
+import json
+from pathlib import Path
 from threading import Event
 
-from benchmarks.engine.speculation import FEWEST_ROUNDS, Plan, arms_of, compare, interval, next_cell, table
+from benchmarks.engine.in_process import machine
+from benchmarks.engine.speculation import (
+    FEWEST_ROUNDS,
+    Plan,
+    arms_of,
+    compare,
+    interval,
+    next_cell,
+    other_machine,
+    table,
+    write,
+)
 from benchmarks.engine.speculation_engine import AGAIN, PLAIN, Arm, MeasuredDrafts, SwitchedEngine
 from benchmarks.engine.speculation_texts import prompts
 
@@ -45,6 +58,24 @@ def test_it_ends_when_all_intervals_are_narrow() -> None:
     cells = {COPY: measured(COPY, 0.5), FREE: measured(FREE, 0.0)}
 
     assert next_cell(cells, {COPY: 40, FREE: 40}, 0.01) is None
+
+
+def test_a_file_keeps_the_cells_of_earlier_runs_on_a_like_machine(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    write(file, [*measured(COPY, 1.0), *measured(FREE, 1.0)])
+    write(file, measured(COPY, 5.0))
+
+    stored = json.loads(file.read_text())
+    assert [(each["text"], each["arm"], max(each["tokens_per_cpu_s"])) for each in stored["measured"]] == [
+        ("free", "no drafts", 100.0),
+        ("free", "N=4 adaptive", 101.0),
+        ("copy", "no drafts", 100.0),
+        ("copy", "N=4 adaptive", 105.0),
+    ]
+    assert other_machine(file) is None
+    assert machine() in file.read_text()
+    file.write_text(json.dumps(stored | {"machine": "another"}))
+    assert other_machine(file) == "another"
 
 
 class AfterRounds(Event):
