@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING
 
 from reference_server.messages import DraftCounts, NoDraft
 from reference_server.model_server.draft_sources import DraftSource
-from reference_server.model_server.speculation.acceptance import DraftHistory, overall_rates
+from reference_server.model_server.speculation.acceptance import OVERALL_DECAY, DraftHistory, overall_rates
+from reference_server.model_server.speculation.decayed_mean import DecayedMean
 from reference_server.model_server.speculation.draft_budget import DraftBudget
 from reference_server.model_server.speculation.draft_lengths import (
     DraftCandidate,
+    added_ns,
     can_pay,
     draft_lengths,
     expected_tokens,
+    token_ns,
 )
 from reference_server.model_server.speculation.look_times import LONGEST_PAUSE, LookTimes, longest_pause
-from reference_server.model_server.speculation.look_value import OVERALL_DECAY, LookValue
 from reference_server.model_server.speculation.proposed_draft import ProposedDraft
 from reference_server.model_server.speculation.step_cost import StepCost
 from reference_server.model_server.speculation.step_runs import (
@@ -42,11 +44,6 @@ if TYPE_CHECKING:
 
 MOST_VERIFIED_ROWS = 128
 """Rows of a step with drafts, as in TGI: beyond, the logits would need memory that no warm-up has measured."""
-
-
-NO_CANDIDATE = DraftCandidate(())
-MEASURED_STEPS = 4
-"""Of the steps without a look, one in so many is measured."""
 
 
 class Drafter:
@@ -73,21 +70,13 @@ class Drafter:
     ) -> None:
         self.source = source
         self.speculate = speculate
-        self._kv_border = kv_border
-        self._cost: StepCost | None = None
-        self._can_pay: dict[int, bool] = {}
         self.clock = clock
-        self._rest = Rest()
-        self._run: DraftRun | None = None
+        self._kv_border = kv_border
         self._num_runs = 0
-        self._speed = PlainSpeed()
-        self._overall = overall_rates(source.priors)
-        self._budget = DraftBudget()
-        self._looks = LookTimes()
-        self._look_value = LookValue(decay=OVERALL_DECAY)
         self._saved_by_token_ns = 0.0
         self._undrafted = dict.fromkeys(NoDraft, 0)
         self._num_undrafted = 0
+        self.cost = None
 
     @property
     def cost(self) -> StepCost | None:
@@ -95,13 +84,16 @@ class Drafter:
 
     @cost.setter
     def cost(self, cost: StepCost | None) -> None:
-        self._rest, self._run, self._speed = Rest(), None, PlainSpeed()
+        """Forgets what was learned with another cost."""
         self._cost = cost
-        self._can_pay.clear()
+        self._can_pay: dict[int, bool] = {}
+        self._rest = Rest()
+        self._run: DraftRun | None = None
+        self._speed = PlainSpeed()
         self._overall = overall_rates(self.source.priors)
         self._budget = DraftBudget()
         self._looks = LookTimes()
-        self._look_value = LookValue(decay=OVERALL_DECAY)
+        self._look_value = DecayedMean(0.0, OVERALL_DECAY)
 
     def pays(self, num_rows: int) -> bool:
         """Whether a step of so many sequences may have drafts."""
@@ -136,12 +128,16 @@ class Drafter:
         """A draft for each sequence, whose ids are all on the host; empty if no sequence has one."""
         if self._rests(rows):
             return ()
-        if self._cost is not None:
-            if self.clock is not None and len(rows) == 1:
-                return self._timed(rows, self._cost, self.clock)
-            self._interrupt_run()
-            due = self._due_now(rows, self._cost)
-            return self.look(rows, due, self._cost) if due else ()
+        if self._cost is None:
+            return self._all(rows)
+        if self.clock is not None and len(rows) == 1:
+            return self._timed(rows, self._cost, self.clock)
+        self._interrupt_run()
+        due = self._due_now(rows, self._cost)
+        return self.look(rows, due, self._cost) if due else ()
+
+    def _all(self, rows: SequenceOf[Sequence]) -> tuple[Draft, ...]:
+        """Whole drafts, as far as the step has room for them."""
         if not self.pays(len(rows)):
             self.leave_out(NoDraft.BATCH, len(rows))
             return ()
@@ -167,8 +163,8 @@ class Drafter:
         num_right = sum(self._history(rows[row]).settle(rows[row].ids) for row in due)
         if 2 * num_right >= len(due):
             self._looks.look_again()
-        token_ns = self._token_ns(rows, cost)
-        lengths, values = self._lengths(rows, due, found, look_ns, token_ns, cost)
+        plain_token_ns = token_ns([as_candidate(sequence) for sequence in rows], cost)
+        lengths, values = self._lengths(rows, due, found, look_ns, plain_token_ns, cost)
         longest = longest_pause(cost.proposing_ns(1), plain_ns)
         pays = False
         for row, length, value, (ids, levels) in zip(due, lengths, values, found, strict=True):
@@ -184,7 +180,7 @@ class Drafter:
         self._looks.stepped()
         if not any(lengths):
             return ()
-        self._saved_by_token_ns = token_ns
+        self._saved_by_token_ns = plain_token_ns
         drafts: list[Draft] = [()] * num_rows
         for row, length, (ids, _) in zip(due, lengths, found, strict=True):
             drafts[row] = tuple(ids[:length])
@@ -299,11 +295,11 @@ class Drafter:
             if run.taken < run.num_steps:
                 return self._whole_drafts(rows)
             self._end_run(run)
-        token_ns = self._token_ns(rows, cost)
+        plain_token_ns = token_ns([as_candidate(sequence)], cost)
         rest = self._rest
         num_plain = rest.num_steps - COLD_STEPS
         if rest.started_ns and num_plain >= FEWEST_PLAIN and rest.rows == tuple(rows):
-            self._speed.add((now_ns - rest.started_ns) / num_plain, token_ns)
+            self._speed.add((now_ns - rest.started_ns) / num_plain, plain_token_ns)
         speed = self._speed.ratio
         self._count_rest()
         if speed is None or self._num_runs >= REFRESH:
@@ -314,7 +310,7 @@ class Drafter:
             return ()
         history = self._history(sequence)
         num_steps = RUN if history.saves_time else TRIAL
-        self._run = DraftRun(sequence, history, num_steps, speed * token_ns, Progress(now_ns, len(sequence.ids)))
+        self._run = DraftRun(sequence, history, num_steps, speed * plain_token_ns, Progress(now_ns, len(sequence.ids)))
         self._num_runs += 1
         return self._whole_drafts(rows)
 
@@ -367,7 +363,7 @@ class Drafter:
         due: SequenceOf[int],
         found: SequenceOf[ProposedDraft],
         look_ns: float,
-        token_ns: float,
+        plain_token_ns: float,
         cost: StepCost,
     ) -> tuple[list[int], list[float]]:
         """The tokens to verify of each proposal, which the budget pays; and the value of each row's look.
@@ -375,45 +371,35 @@ class Drafter:
         The time of the look is spent in any case, so it makes no draft worse: a step without one has it too. It lowers
         the value of the look, which is the number of plain tokens that the row is expected to save by it.
         """
-        look_tokens = look_ns / len(due) / token_ns
+        look_tokens = look_ns / len(due) / plain_token_ns
         nothing = [0] * len(due)
         if not any(ids for ids, _ in found):
             return nothing, [-look_tokens] * len(due)
-        candidates = [NO_CANDIDATE] * len(rows)
+        candidates = [DraftCandidate(())] * len(rows)
         for row, (_, levels) in zip(due, found, strict=True):
-            sequence, history = rows[row], self._history(rows[row])
-            rates = [history.rate(level) for level in levels]
-            candidates[row] = DraftCandidate(rates, sequence.cache_len, sequence.request.parameters.samples)
+            history = self._history(rows[row])
+            candidates[row] = as_candidate(rows[row], [history.rate(level) for level in levels])
         lengths = draft_lengths(candidates, cost, spent_ns=look_ns)
-        added_ns = self._added_ns(candidates, lengths, cost)
-        added_tokens = added_ns / token_ns / max(1, sum(lengths))
+        drafts_ns = added_ns(candidates, lengths, cost)
+        draft_tokens = drafts_ns / plain_token_ns / max(1, sum(lengths))
         values = [
-            expected_tokens(candidates[row].rates[: lengths[row]]) - lengths[row] * added_tokens - look_tokens
+            expected_tokens(candidates[row].rates[: lengths[row]]) - lengths[row] * draft_tokens - look_tokens
             for row in due
         ]
-        if not self._budget.allows(added_ns):
+        if not self._budget.allows(drafts_ns):
             return nothing, values
-        self._budget.add(-added_ns)
+        self._budget.add(-drafts_ns)
         return [lengths[row] for row in due], values
-
-    def _token_ns(self, rows: SequenceOf[Sequence], cost: StepCost) -> float:
-        """The time of one token of a step without drafts, with its keys and its sampling."""
-        keys = sum(sequence.cache_len for sequence in rows)
-        num_sampled = sum(sequence.request.parameters.samples for sequence in rows)
-        row_ns = keys * cost.key_ns + num_sampled * cost.sampled_row_ns
-        return (cost.plain_ns(len(rows)) + row_ns) / len(rows)
-
-    def _added_ns(self, candidates: SequenceOf[DraftCandidate], lengths: SequenceOf[int], cost: StepCost) -> float:
-        """The time of verifying these drafts, beside the step."""
-        drafted = list(zip(candidates, lengths, strict=True))
-        keys = sum(length * each.num_keys for each, length in drafted)
-        num_sampled = sum(length * each.is_sampled for each, length in drafted)
-        return cost.added_ns(len(candidates), sum(lengths), keys, num_sampled) if any(lengths) else 0.0
 
     def _history(self, sequence: Sequence) -> DraftHistory:
         if sequence.draft_history is None:
-            sequence.draft_history = DraftHistory(self._overall, self._look_value.mean)
+            sequence.draft_history = DraftHistory(self._overall, self._look_value.value)
         return sequence.draft_history
+
+
+def as_candidate(sequence: Sequence, rates: SequenceOf[float] = ()) -> DraftCandidate:
+    """A sequence's row of a step, with a draft whose tokens have these chances."""
+    return DraftCandidate(rates, sequence.cache_len, sequence.request.parameters.samples)
 
 
 def count_by_place(verified: SequenceOf[tuple[int, int]]) -> DraftCounts:

@@ -32,10 +32,6 @@ class SpeculatorWeights:
     def __contains__(self, name: str) -> bool:
         return name in self._checkpoint.shapes
 
-    def rows(self, name: str) -> int:
-        """The first dimension of a tensor; 0 if it is missing."""
-        return next(iter(self._checkpoint.shapes.get(name, ())), 0)
-
     def take(self, name: str, *shape: int) -> Tensor:
         """A tensor of this shape. Raises StartupError."""
         found = self._checkpoint.shapes.get(name)

@@ -3,38 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reference_server.model_server.speculation.look_value import LookValue
+from reference_server.model_server.speculation.decayed_mean import DecayedMean
 
 DECAY = 0.85
-"""Weight of a token's outcome once the next one is known: the estimate follows the last six or so."""
+"""Of the acceptance of one request: the estimate follows the last six tokens or so."""
+LOOK_DECAY = 0.9
+"""Of the value of its looks: the outcome of one look says little about the next one, but the mean of ten does."""
 OVERALL_DECAY = 0.98
-"""The same for all requests together; their rates are the initial rates of a new request."""
-SHORTEST_LONGEST_PAUSE = 8
+"""Of both for all requests together, whose means are the initial ones of a new request."""
+PAUSE_OF_FREE_LOOKS = 8
 """Longest pause of a request between two looks for drafts, in tokens, if a look costs nothing."""
-PRIOR_WEIGHT = 1.0
 
 
-class AcceptanceRate:
-    """The estimated probability that the next token of a draft is accepted, if those before it are."""
-
-    __slots__ = ("_accepted", "_decay", "_tried")
-
-    def __init__(self, prior: float, decay: float = DECAY) -> None:
-        self._accepted, self._tried, self._decay = prior * PRIOR_WEIGHT, PRIOR_WEIGHT, decay
-
-    @property
-    def value(self) -> float:
-        return self._accepted / self._tried
-
-    def add(self, is_accepted: bool) -> None:
-        """Count one token, verified after accepted ones only."""
-        self._accepted = self._accepted * self._decay + is_accepted
-        self._tried = self._tried * self._decay + 1
-
-
-def overall_rates(priors: Sequence[float]) -> list[AcceptanceRate]:
-    """The rates of all requests together, by the level of a token; before any, `priors`."""
-    return [AcceptanceRate(prior, OVERALL_DECAY) for prior in priors]
+def overall_rates(priors: Sequence[float]) -> list[DecayedMean]:
+    """The acceptance of all requests together, by the level of a token; before any, `priors`."""
+    return [DecayedMean(prior, OVERALL_DECAY) for prior in priors]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +35,20 @@ class Guess:
 class DraftHistory:
     """The estimates of one request, by the level of a token; and when to draft for it again.
 
-    overall: the rates of all requests; they are the initial rates of this request, and it updates them. look_value:
-    the mean value of their looks. While looks for this request have saved time in the mean, every token has one. After
-    any other look without a draft worth its cost, the pause of the request is twice as many tokens as the last one; a
-    correct guess ends it.
+    A rate is the probability that a token is accepted, if those before it are. overall: the rates of all requests; they
+    are the initial rates of this request, and it updates them. A look is a search for drafts, and its value the plain
+    tokens that it is expected to save, less its own cost. look_value: the mean value of all looks.
+
+    While looks for this request have saved time in the mean, every token has one. After any other look without a draft
+    worth its cost, the pause of the request is twice as many tokens as the last one; a correct guess ends it.
     """
 
     __slots__ = ("_guess", "_levels", "_look_value", "_overall", "_pause", "_rates", "look_at")
 
-    def __init__(self, overall: Sequence[AcceptanceRate], look_value: float = 0.0) -> None:
+    def __init__(self, overall: Sequence[DecayedMean], look_value: float = 0.0) -> None:
         self._overall = overall
-        self._look_value = LookValue(look_value)
-        self._rates = [AcceptanceRate(each.value) for each in overall]
+        self._look_value = DecayedMean(look_value, LOOK_DECAY)
+        self._rates = [DecayedMean(each.value, DECAY) for each in overall]
         self._guess: Guess | None = None
         self._pause = 1
         self._levels: Sequence[int] = ()
@@ -73,7 +58,7 @@ class DraftHistory:
     @property
     def saves_time(self) -> bool:
         """Whether its looks saved time in the mean."""
-        return self._look_value.mean > 0
+        return self._look_value.value > 0
 
     def rate(self, level: int) -> float:
         return self._rates[level].value
@@ -87,27 +72,24 @@ class DraftHistory:
         for place in range(min(num_accepted + 1, num_verified)):
             self._add(self._levels[place], place < num_accepted)
 
-    def looked(self, value: float, num_ids: int, longest: int = SHORTEST_LONGEST_PAUSE) -> bool:
+    def looked(self, value: float, num_ids: int, longest: int = PAUSE_OF_FREE_LOOKS) -> bool:
         """Count a look of this value after `num_ids` ids; returns whether the next token has a look again."""
         self._look_value.add(value)
-        if value > 0 or self._look_value.mean > 0:
-            self._pause = 1
-            return True
-        self._skip(num_ids, longest)
-        return False
+        return self._looks_again(value > 0 or self.saves_time, num_ids, longest)
 
     def measured(self, value: float, num_ids: int, longest: int) -> bool:
         """The same for a run of looks, of which the time was measured."""
         self._look_value.add(value)
-        if self.saves_time:
+        return self._looks_again(self.saves_time, num_ids, longest)
+
+    def _looks_again(self, is_due: bool, num_ids: int, longest: int) -> bool:
+        """Start a pause unless a look is due for the next token."""
+        if is_due:
             self._pause = 1
             return True
-        self._skip(num_ids, longest)
-        return False
-
-    def _skip(self, num_ids: int, longest: int) -> None:
         self.look_at = num_ids + min(self._pause, longest)
         self._pause = min(2 * self._pause, longest)
+        return False
 
     def guess(self, num_ids: int, token_id: int, level: int) -> None:
         """Compare the token after `num_ids` ids with `token_id` once it is known."""

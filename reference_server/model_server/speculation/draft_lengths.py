@@ -62,6 +62,24 @@ def draft_lengths(
     return lengths
 
 
+def token_ns(candidates: Sequence[DraftCandidate], cost: StepCost) -> float:
+    """The time of one token of a step without drafts, with its keys and its sampling."""
+    num_keys = sum(each.num_keys for each in candidates)
+    num_sampled = sum(each.is_sampled for each in candidates)
+    row_ns = num_keys * cost.key_ns + num_sampled * cost.sampled_row_ns
+    return (cost.plain_ns(len(candidates)) + row_ns) / len(candidates)
+
+
+def added_ns(candidates: Sequence[DraftCandidate], lengths: Sequence[int], cost: StepCost) -> float:
+    """The additional time of a step that verifies drafts of these lengths; 0 without any."""
+    if not any(lengths):
+        return 0.0
+    drafted = list(zip(candidates, lengths, strict=True))
+    num_keys = sum(length * each.num_keys for each, length in drafted)
+    num_sampled = sum(length * each.is_sampled for each, length in drafted)
+    return cost.added_ns(len(candidates), sum(lengths), num_keys, num_sampled)
+
+
 def expected_tokens(rates: Sequence[float]) -> float:
     """The mean number of accepted tokens of a draft.
 

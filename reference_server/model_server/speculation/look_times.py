@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from reference_server.model_server.speculation.acceptance import SHORTEST_LONGEST_PAUSE
+from reference_server.model_server.speculation.acceptance import PAUSE_OF_FREE_LOOKS
 
 LOOK_SHARE = 0.01
 """Largest share of the time of plain decoding that is spent on looks without a draft to verify."""
@@ -61,4 +61,4 @@ def longest_pause(look_ns: float, step_ns: float) -> int:
     >>> longest_pause(5e3, 1e6), longest_pause(300e3, 1e6)
     (8, 30)
     """
-    return min(LONGEST_PAUSE, max(SHORTEST_LONGEST_PAUSE, math.ceil(look_ns / (LOOK_SHARE * step_ns))))
+    return min(LONGEST_PAUSE, max(PAUSE_OF_FREE_LOOKS, math.ceil(look_ns / (LOOK_SHARE * step_ns))))

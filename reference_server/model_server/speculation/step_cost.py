@@ -21,13 +21,9 @@ class StepCost:
     sampled_row_ns: float = 0.0
     proposal_ns: tuple[float, ...] = (0.0,)
 
-    @property
-    def most_rows(self) -> int:
-        return len(self.rows_ns)
-
     def plain_ns(self, num_rows: int) -> float:
         """The time of a step without drafts, by its number of rows only."""
-        return self.rows_ns[min(num_rows, self.most_rows) - 1]
+        return self.rows_ns[min(num_rows, len(self.rows_ns)) - 1]
 
     def proposing_ns(self, num_sequences: int) -> float:
         """The time to find the drafts of this many sequences."""

@@ -3,21 +3,22 @@
 import pytest
 
 from reference_server.model_server.speculation.acceptance import (
-    SHORTEST_LONGEST_PAUSE,
-    AcceptanceRate,
+    DECAY,
+    PAUSE_OF_FREE_LOOKS,
     DraftHistory,
     overall_rates,
 )
+from reference_server.model_server.speculation.decayed_mean import DecayedMean
 
 PRIORS = (0.5, 0.3, 0.3, 0.5, 0.7)
 
 
-def rates() -> list[AcceptanceRate]:
+def rates() -> list[DecayedMean]:
     return overall_rates(PRIORS)
 
 
 def test_the_estimate_follows_the_last_outcomes() -> None:
-    rate = AcceptanceRate(0.5)
+    rate = DecayedMean(0.5, DECAY)
     for _ in range(30):
         rate.add(True)
     assert rate.value > 0.95
@@ -77,7 +78,7 @@ def test_a_request_without_drafts_is_left_alone_for_longer_each_time() -> None:
         assert not history.looked(-0.1, history.look_at)
         pauses.append(history.look_at - before)
 
-    assert pauses == [1, 2, 4, 8, SHORTEST_LONGEST_PAUSE, SHORTEST_LONGEST_PAUSE]
+    assert pauses == [1, 2, 4, 8, PAUSE_OF_FREE_LOOKS, PAUSE_OF_FREE_LOOKS]
     history.guess(50, 0, level=2)
     history.settle(ids)
     history.looked(-0.1, 60)
