@@ -40,7 +40,10 @@ AGAIN = Arm(number=2)
 
 @dataclass
 class MeasuredDrafts:
-    """One arm on one text at one batch size. source: of the drafts. new_tokens: of each request."""
+    """One arm on one text at one batch size. source: of the drafts. new_tokens: of each request.
+
+    requests: all that were generated. differing: those whose ids are not the ids of plain decoding.
+    """
 
     model: str
     text: str
@@ -50,6 +53,8 @@ class MeasuredDrafts:
     new_tokens: int = NEW_TOKENS
     tokens_per_s: list[float] = field(default_factory=list)
     tokens_per_cpu_s: list[float] = field(default_factory=list)
+    requests: int = 0
+    differing: int = 0
     steps: int = 0
     tokens: int = 0
     proposed: list[int] = field(default_factory=lambda: [0] * MOST_PLACES)

@@ -10,6 +10,7 @@ from benchmarks.engine.speculation import (
     Plan,
     arms_of,
     compare,
+    differing_share,
     interval,
     next_cell,
     other_machine,
@@ -27,6 +28,7 @@ def measured(cell: tuple[str, int], spread: float) -> list[MeasuredDrafts]:
     plain, drafted = (MeasuredDrafts("m", *cell, name) for name in ("no drafts", "N=4 adaptive"))
     plain.tokens_per_cpu_s = [100.0] * 40
     drafted.tokens_per_cpu_s = [100.0 + spread * (number % 2) for number in range(40)]
+    plain.tokens_per_s, drafted.tokens_per_s = plain.tokens_per_cpu_s, drafted.tokens_per_cpu_s
     return [plain, drafted]
 
 
@@ -78,6 +80,15 @@ def test_a_file_keeps_the_cells_of_earlier_runs_on_a_like_machine(tmp_path: Path
     assert other_machine(file) == "another"
 
 
+def test_requests_whose_ids_differ_are_counted_without_those_of_plain_decoding() -> None:
+    plain, drafted = measured(COPY, 1.0)
+    plain.requests = drafted.requests = 40
+    drafted.differing = 2
+
+    assert differing_share([plain, drafted]) == 0.05
+    assert "2 of 40 requests differ" in table([plain, drafted])
+
+
 class AfterRounds(Event):
     """It is set after so many rounds."""
 
@@ -99,6 +110,7 @@ async def test_an_interrupted_run_returns_the_cells_measured_so_far() -> None:
         ("copy", "no drafts", 1),
         ("copy", "N=2 adaptive", 1),
     ]
+    assert [each.requests for each in found] == [2, 2]
     assert "preset:tiny-llama (drafts from n-grams)" in table(found)
 
 
