@@ -5,7 +5,7 @@ chance.
 """
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -42,14 +42,27 @@ CONVERGED_EFFECTIVE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class PartialRun:
-    """The run so far. `in_flight`: times (s) and the number of requests in flight at each."""
+    """The run so far. `in_flight`: times (s) and the number of requests in flight at each.
+
+    measured: the requests that have ended; short ones are more frequent there than in the whole run. settled: those
+    that were sent before every request in flight, so that a long request is in it like a short one.
+    """
 
     measured: "Measured"
     in_flight: tuple[Array, Array]
+    settled: "Measured"
+
+    def seen_by(self, rule: "StopRule") -> "Measured":
+        return self.settled if rule.reads_values else self.measured
 
 
 class StopRule(Protocol):
-    """One rule; first evaluated after `least` measured requests, then whenever they have grown by a factor."""
+    """One rule; first evaluated after `least` measured requests, then whenever they have grown by a factor.
+
+    reads_values: whether it decides by metrics of the run; it is then evaluated on settled requests.
+    """
+
+    reads_values: ClassVar[bool]
 
     @property
     def least(self) -> int: ...
@@ -68,15 +81,17 @@ class Converged:
     The intervals are those of a run that ends here, which are longer than those of a run of a planned length.
     """
 
+    reads_values: ClassVar[bool] = True
     widths: tuple[tuple[str, float], ...]
     least: int = 100
     growth: float = HALF_DOUBLING
 
     def reason(self, partial: PartialRun) -> str | None:
-        met = np.ones(int(partial.measured.started.sum()), dtype=np.bool_)
-        if not can_converge(run_dependence(partial.measured, met)):
+        settled = partial.settled
+        met = np.ones(int(settled.started.sum()), dtype=np.bool_)
+        if not can_converge(run_dependence(settled, met)):
             return None
-        ended = replace(partial.measured, window=replace(partial.measured.window, stop_reason=CONVERGED))
+        ended = replace(settled, window=replace(settled.window, stop_reason=CONVERGED))
         is_narrow = all(relative_half_width(metric_interval(ended, name)) <= share for name, share in self.widths)
         return CONVERGED if is_narrow else None
 
@@ -90,6 +105,7 @@ def can_converge(dependence: Dependence) -> bool:
 class Overloaded:
     """In an open loop, TTFT and requests in flight both keep growing."""
 
+    reads_values: ClassVar[bool] = False
     least: int = FIRST_LOOK
     growth: float = DOUBLING
 
@@ -117,16 +133,17 @@ def queue_grows(window: Window, start_s: Array, ttft_s: Array, in_flight: tuple[
 class AttainmentDecided:
     """The attainment of the objectives is significantly above or below the target, with the dependence of the run."""
 
+    reads_values: ClassVar[bool] = True
     target: float
     least: int = FIRST_LOOK
     growth: float = DOUBLING
 
     def reason(self, partial: PartialRun) -> str | None:
-        good = meets_slo(partial.measured)
+        good = meets_slo(partial.settled)
         if good is None:
             return None
         met = np.asarray(good, dtype=np.bool_)
-        found = pooled_fraction([(met, run_dependence(partial.measured, met))], DECISION_PROBABILITY).interval
+        found = pooled_fraction([(met, run_dependence(partial.settled, met))], DECISION_PROBABILITY).interval
         if found.lo >= self.target:
             return "objective_met"
         return "objective_missed" if found.hi < self.target else None
@@ -139,6 +156,7 @@ class EnoughRequests:
     The rule does not read the metrics of the run, so it does not bias them.
     """
 
+    reads_values: ClassVar[bool] = False
     independent: int
     least_s: float
     least: int = 1
@@ -158,6 +176,7 @@ class EnoughRequests:
 class LimitMissed:
     """A metric significantly misses its limit: its 99 % bound is beyond the limit after a quarter of the window."""
 
+    reads_values: ClassVar[bool] = True
     metric: str
     limit: float
     is_max: bool
@@ -166,9 +185,9 @@ class LimitMissed:
     growth: float = DOUBLING
 
     def reason(self, partial: PartialRun) -> str | None:
-        if partial.measured.window.length_s < self.least_s:
+        if partial.settled.window.length_s < self.least_s:
             return None
-        interval = metric_interval(partial.measured, self.metric)
+        interval = metric_interval(partial.settled, self.metric)
         good_side = interval.value - interval.lo if self.is_max else interval.hi - interval.value
         reach = good_side * ONE_SIDED_99 / TWO_SIDED_95
         is_beyond = interval.value - reach > self.limit if self.is_max else interval.value + reach < self.limit
@@ -176,20 +195,19 @@ class LimitMissed:
 
 
 class InterimLooks:
-    """Evaluates rules at growing numbers of measured requests."""
+    """Evaluates rules at growing numbers of the measured requests that each rule sees."""
 
     def __init__(self, rules: tuple[StopRule, ...]) -> None:
         self._next: dict[StopRule, float] = {rule: rule.least for rule in rules}
 
-    @property
-    def next_size(self) -> float:
-        """The number of measured requests at the next look."""
-        return min(self._next.values())
+    def is_due(self, num_ended: int, num_settled: int) -> bool:
+        """Whether a rule is to be evaluated. num_ended, num_settled: measured requests."""
+        return any((num_settled if rule.reads_values else num_ended) >= due for rule, due in self._next.items())
 
     def look(self, partial: PartialRun) -> str | None:
         """The first reason from a rule that is due."""
-        size = int(partial.measured.started.sum())
         for rule, due in self._next.items():
+            size = int(partial.seen_by(rule).started.sum())
             if size >= due:
                 while self._next[rule] <= size:
                     self._next[rule] *= rule.growth

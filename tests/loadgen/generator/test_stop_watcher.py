@@ -1,4 +1,6 @@
 import dataclasses
+import heapq
+import itertools
 import threading
 
 import numpy as np
@@ -11,15 +13,16 @@ from loadgen.generator.stop_rules import (
     Converged,
     EnoughRequests,
     InterimLooks,
+    LimitMissed,
     Overloaded,
     PartialRun,
     stop_rules_of,
 )
-from loadgen.generator.stop_watcher import GrowingFiles, StopWatcher
+from loadgen.generator.stop_watcher import GrowingFiles, GrowingRun, StopWatcher
 from reports.metrics.measured import Measured
 from reports.metrics.named_metrics import metric_interval
 from reports.metrics.requests.request_series import run_dependence
-from reports.run_schema import RequestRecord
+from reports.run_schema import Phase, RequestRecord
 from reports.run_store import JsonlWriter, RunManifest, RunResult
 from reports.stats.fraction_intervals import pooled_fraction
 from tests.support.samples.sample_run import SampleLoad, sample_run
@@ -37,7 +40,7 @@ def requests(ttft_s, every_s=0.1):
         records.append(
             RequestRecord(
                 "run",
-                f"r{index}",
+                f"run-{index + 1}",
                 t_intended_ns=sent,
                 t_dispatch_ns=sent,
                 t_sent_ns=sent,
@@ -57,7 +60,53 @@ def partial_run(records, in_flight=(), **manifest):
     end_s = max(record.t_sent_ns for record in records) / SECOND
     run = RunResult(RunManifest("run", mode="constant", window_end_s=end_s, **manifest), records)
     levels = np.asarray(in_flight, dtype=np.float64)
-    return PartialRun(Measured.of(run), (np.arange(len(levels), dtype=np.float64), levels))
+    measured = Measured.of(run)
+    return PartialRun(measured, (np.arange(len(levels), dtype=np.float64), levels), measured)
+
+
+def closed_loop(answer_s, until_s, users, *, spread_s, tokens=1, warmup_s=0.0):
+    """Records that a run has at `until_s`: users start within `spread_s`, and send again when an answer ends."""
+    records, free = [], np.random.default_rng(0).uniform(0, spread_s, users).tolist()
+    heapq.heapify(free)
+    for number in itertools.count(1):
+        sent_s = heapq.heappop(free)
+        if sent_s > until_s:
+            return sorted(records, key=lambda record: record.t_end_ns)
+        end_s = sent_s + answer_s()
+        heapq.heappush(free, end_s)
+        if end_s <= until_s:
+            phase = Phase.WARMUP if sent_s < warmup_s else Phase.MEASURE
+            records.append(token_record(number, sent_s, end_s, tokens, phase))
+    raise AssertionError
+
+
+def token_record(number, sent_s, end_s, tokens, phase):
+    """A request whose tokens arrive at equal intervals."""
+    sent, end = round(sent_s * SECOND), round(end_s * SECOND)
+    gap = (end - sent) // tokens
+    first = end - gap * (tokens - 1)
+    return RequestRecord(
+        "run",
+        f"run-{number}",
+        phase=phase,
+        t_intended_ns=sent,
+        t_dispatch_ns=sent,
+        t_sent_ns=sent,
+        t_first_ns=first,
+        t_last_ns=end,
+        t_end_ns=end,
+        output_tokens=tokens,
+        first_event_tokens=1,
+        events=tokens,
+        gap_ns=[gap] * (tokens - 1),
+    )
+
+
+def written(directory, records):
+    with JsonlWriter(directory / "requests-0.jsonl") as writer:
+        for record in records:
+            writer.write(record.to_json())
+    return directory
 
 
 def test_metrics_10_a_run_converges_when_its_interval_is_narrow_enough():
@@ -109,6 +158,54 @@ def test_trust_W4_a_decision_is_corrected_for_fifteen_looks():
     assert AttainmentDecided(0.2).reason(seen) == "objective_met"
 
 
+@pytest.mark.parametrize(("until_s", "reason"), [(4.0, None), (120.0, "objective_missed")])
+def test_trust_W4_requests_in_flight_are_not_left_out_of_a_decision(tmp_path, until_s, reason):
+    """39 % of the requests take at most 5 s. After 4 s all that have ended do: the others are in flight."""
+    random = np.random.default_rng(1)
+    written(tmp_path, closed_loop(lambda: random.exponential(10.0), until_s, users=200, spread_s=1.0))
+    manifest = RunManifest("run", mode="closed", objectives=[{"metric": "ttft_p95_ms", "max": 5000.0}])
+
+    found = GrowingRun(manifest, tmp_path).look(InterimLooks((AttainmentDecided(0.6),)))
+
+    assert found == reason
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        AttainmentDecided(0.6),
+        LimitMissed("ttft_mean_ms", 150.0, is_max=True, least_s=1.0),
+        Converged((("ttft_mean_ms", 0.05),)),
+    ],
+)
+def test_trust_W4_a_rule_that_reads_values_reads_the_settled_requests(rule):
+    noise = 0.01 * np.random.default_rng(1).standard_normal((2, 400))
+    slow = np.random.default_rng(2).random(400) < 0.5
+    fast, mixed = (partial_run(requests(each + 0.1), objectives=[{"metric": "ttft_p95_ms", "max": 250.0}])
+                   for each in (noise[0], noise[1] + 0.3 * slow))  # fmt: skip
+
+    of_settled, of_ended = (
+        dataclasses.replace(first, settled=second.measured) for first, second in ((fast, mixed), (mixed, fast))
+    )
+
+    assert rule.reason(of_settled) == rule.reason(mixed) != rule.reason(fast) == rule.reason(of_ended)
+
+
+@pytest.mark.parametrize(("limit", "reason"), [(950.0, None), (1_200.0, "limit_missed")])
+def test_trust_W4_tokens_of_requests_in_flight_are_not_left_out_of_a_limit(tmp_path, limit, reason):
+    """256 users receive 1,000 tokens/s in answers of 20 s. Those that have ended after 60 s have fewer."""
+    random = np.random.default_rng(1)
+    records = closed_loop(
+        lambda: 20 * random.uniform(0.8, 1.2), 60.0, users=256, spread_s=20.0, tokens=78, warmup_s=20.0
+    )
+    written(tmp_path, records)
+    rule = LimitMissed("output_tokens_per_s", limit, is_max=False, least_s=15.0)
+
+    found = GrowingRun(RunManifest("run", mode="closed", warmup_s=20.0), tmp_path).look(InterimLooks((rule,)))
+
+    assert found == reason
+
+
 @pytest.mark.parametrize(("count", "num_met"), [(50, 50), (400, 376), (400, 24)])
 def test_trust_C1_the_attainment_of_a_run_that_ended_by_a_decision_has_the_bounds_of_the_decision(count, num_met):
     """50 of 50 requests decide on targets up to 79 %; sides 1.5 times as long would show 87 to 100 %."""
@@ -146,6 +243,7 @@ def test_rules_are_evaluated_at_doubling_sizes_only():
 
     @dataclasses.dataclass(frozen=True)
     class Rule:
+        reads_values = False
         least: int = 50
         growth: float = 2.0
 
@@ -228,7 +326,8 @@ def test_rules_without_effect_are_refused(load, message):
 def test_every_rule_accepts_a_realistic_run():
     run = sample_run(SampleLoad(duration_s=120, rate=4.0))
     manifest = dataclasses.replace(run.manifest, objectives=[{"metric": "ttft_p95_ms", "max": 1.0}])
-    seen = PartialRun(Measured.of(dataclasses.replace(run, manifest=manifest)), (np.arange(120.0), np.ones(120)))
+    measured = Measured.of(dataclasses.replace(run, manifest=manifest))
+    seen = PartialRun(measured, (np.arange(120.0), np.ones(120)), measured)
 
     assert Converged((("output_tokens_per_s", 0.5), ("itl_p99_ms", 0.9))).reason(seen) == "converged"
     assert Overloaded().reason(seen) is None
