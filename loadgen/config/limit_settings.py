@@ -52,7 +52,11 @@ class LimitSettings(BaseModel):
         None, ge=1, description="End the run after this number of failed requests. Default no limit."
     )
     max_error_share: float | None = Field(
-        None, gt=0, lt=1, description="End the run when more than this fraction of the last 50 requests failed."
+        None,
+        gt=0,
+        lt=1,
+        description="End the run when more than this fraction of 50 successive requests failed, in the order of their "
+        "sends: a refusal ends before the answers of other requests.",
     )
     converge: Annotated[tuple[WidthText, ...], BeforeValidator(as_tuple)] = Field(
         (),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from loadgen.generator.load_window import LoadEnd, LoadWindow
+from loadgen.generator.recent_errors import RecentErrors
 from loadgen.generator.recorder import Recorder, Times, make_record
 from loadgen.generator.request_bodies import Conversations
 from loadgen.http.arrival_times import Clock
@@ -23,7 +24,6 @@ from reports.run_schema import Phase, RequestRecord, Status
 
 # After this many connection errors in a row the server is considered gone.
 MAX_CONNECT_ERRORS_IN_A_ROW = 50
-ERROR_WINDOW = 50
 # Statuses set by the load generator; not errors of the server.
 CLIENT_ENDS = frozenset((Status.CANCELLED, Status.UNFINISHED, Status.CLIENT_ERROR, Status.ABANDONED))
 
@@ -53,7 +53,7 @@ class LoadState:
     _connect_errors: int = 0
     _errors: int = 0
     _sessions: dict[int, deque[tuple[Prompt, bytes]]] = field(default_factory=dict)
-    _recent_errors: deque[bool] = field(default_factory=lambda: deque(maxlen=ERROR_WINDOW))
+    _recent_errors: RecentErrors = field(default_factory=RecentErrors)
     _running: dict[int, ClientCall] = field(default_factory=dict)
 
     def start(self, at_ns: int | None = None) -> None:
@@ -141,7 +141,7 @@ class LoadState:
         self._running[id(call)] = call
         live = self.recorder.live
         live.sent += 1
-        request_id = self._id_of(str(live.sent))
+        number = live.sent
         if self._phase_of(times, slot) != Phase.DRAIN:
             self.clipped.add(prompt)
         try:
@@ -154,8 +154,9 @@ class LoadState:
             self.window.forget(key, slot)
             phase = self._phase_of(times, slot)
             call.status = _end_of(call.status, phase)
-            self._note(call, phase)
+            self._note(call, phase, number)
             _check(call, constraint)
+            request_id = self._id_of(str(number))
             record = make_record(self.run_id, request_id, self.start_ns, phase, prompt, times, call, self.worker)
             self._store(record)
         if self.conversations is not None:
@@ -181,10 +182,10 @@ class LoadState:
         """A request id that is unique among all workers."""
         return f"{self.run_id}-{self.worker}-{name}" if self.worker else f"{self.run_id}-{name}"
 
-    def _note(self, call: ClientCall, phase: Phase) -> None:
+    def _note(self, call: ClientCall, phase: Phase, number: int) -> None:
         self.last_end_ns = call.end_ns
         if phase != Phase.DRAIN:
-            self._count_error(call.status)
+            self._count_error(call.status, number)
         if call.status != Status.CONNECT_ERROR:
             self._connect_errors = 0
             return
@@ -192,18 +193,15 @@ class LoadState:
         if self._connect_errors >= MAX_CONNECT_ERRORS_IN_A_ROW:
             self.stop("server_unreachable")
 
-    def _count_error(self, status: Status) -> None:
-        if status in CLIENT_ENDS:
+    def _count_error(self, status: Status, number: int) -> None:
+        is_error = None if status in CLIENT_ENDS else status != Status.OK
+        share, limits = self._recent_errors.add(number, is_error), self.limits
+        if is_error is None:
             return
-        is_error = status != Status.OK
         self._errors += is_error
-        self._recent_errors.append(is_error)
-        limits = self.limits
         if limits.max_errors is not None and self._errors >= limits.max_errors:
             self.stop("error_count")
-        is_full = len(self._recent_errors) == ERROR_WINDOW
-        share = sum(self._recent_errors) / ERROR_WINDOW
-        if limits.max_error_share is not None and is_full and share > limits.max_error_share:
+        if limits.max_error_share is not None and share > limits.max_error_share:
             self.stop("error_share")
 
     def _store(self, record: RequestRecord) -> None:
