@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from reports.stats.dependence import Dependence
+from reports.stats.fraction_intervals import fraction
 from reports.stats.queue_intervals import MIN_LIFETIMES, QueueSeries, lifetimes
 
 
@@ -36,6 +37,16 @@ def test_trust_W3_as_many_requests_that_do_not_depend_on_each_other_support_the_
     assert Dependence(count=300, own=1.0, state=1.0, both=1.0).needed_for(99.0) == 368
 
 
+def test_trust_W4_a_fraction_without_a_miss_has_the_dependence_of_the_queue() -> None:
+    """The indicator is constant and shows no dependence; 1,000 requests of a queue have the information of 38."""
+    queue = Dependence(count=1000, own=1.0, state=10.0, both=10.0)
+    independent = Dependence(count=1000, own=1.0, state=1.0, both=1.0)
+    met = np.ones(1000, dtype=np.bool_)
+
+    assert fraction(met, queue).interval.lo == pytest.approx(0.884, abs=0.005)
+    assert fraction(met, independent).interval.lo == pytest.approx(0.996, abs=0.001)
+
+
 def test_trust_C1_the_time_of_long_requests_is_weighted_by_its_square() -> None:
     """99 requests of 1 s and one of 99 s: (99 + 99 ** 3) / (99 + 99 ** 2) = 98.02 s, 50 times the mean."""
     served_s = np.array([1.0] * 99 + [99.0])
@@ -65,6 +76,17 @@ def test_trust_C1_a_heavy_tail_has_a_longer_upper_side() -> None:
 
     assert heavy.lo == usual.lo
     assert heavy.hi - heavy.value == pytest.approx(1.5 * (usual.hi - usual.value))
+
+
+def test_trust_W3_the_upper_bound_of_a_percentile_may_exceed_the_largest_value() -> None:
+    """A run in which the queue was short by chance has not seen the largest waits."""
+    waves = 1 + np.sin(np.arange(4_000) / 10)
+    independent = np.random.default_rng(1).permutation(waves)
+
+    bounds = QueueSeries.of(waves).percentile(95.0).interval
+
+    assert bounds.lo < bounds.value < waves.max() < bounds.hi
+    assert QueueSeries.of(independent).percentile(95.0).interval.hi <= waves.max()
 
 
 def test_trust_C1_independent_latencies_need_no_lifetimes() -> None:
