@@ -8,11 +8,13 @@ installed is skipped, with a line on stderr. The result file is written after ev
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ from benchmarks.peers.trap_peers import PEERS, LoadTool
 from loadgen.errors import MeasurementError
 from loadgen.selftest.trap_check import HONEST_RUNS, RunCase, check_traps, run_own
 from loadgen.selftest.trap_companions import run_tool
-from loadgen.selftest.trap_judgement import ToolReport, render_result, shown
-from loadgen.selftest.trap_rows import TrapCase, select_traps
+from loadgen.selftest.trap_judgement import ToolReport, TrapResult, render_result, shown
+from loadgen.selftest.trap_rows import Trap, TrapCase, select_traps
 from loadgen.target.machine import describe_machine, product_version
 from reports.run_store import write_json
 
@@ -46,6 +48,14 @@ def main() -> int:
         "--honest", action="store_true", help="Also run the honest loads with the peers; takes twice the time."
     )
     parser.add_argument("--results", type=Path, default=RESULTS, help="Result file; it is updated.")
+    parser.add_argument(
+        "--at-once",
+        type=int,
+        default=1,
+        metavar="N",
+        help="Run this number of rows at a time. Each has its own server; the others only disturb it, so a row that "
+        "passes also passes alone. Run a row that fails again alone.",
+    )
     parser.add_argument("--page", action="store_true", help="Only write the table of docs/comparison.md.")
     args = parser.parse_args()
     if args.page:
@@ -57,17 +67,26 @@ def main() -> int:
         run = run_own if peer is None else run_peer(peer, python)
         version = product_version() if peer is None else package_version(peer, python)
         is_peer = peer is not None
-        rows = check_traps(
-            traps,
-            run,
+        check = functools.partial(
+            check_traps,
+            run=run,
             is_peer=is_peer,
             with_honest=args.honest or not is_peer,
             honest_runs=1 if is_peer else HONEST_RUNS,
         )
-        for result in rows:
+        for result in at_once(traps, check, args.at_once):
             print(f"{name}: {render_result(result)}", flush=True)
             store(args.results, name, version, result.to_json())
     return 0
+
+
+def at_once(
+    traps: Sequence[Trap], check: Callable[[Sequence[Trap]], Iterator[TrapResult]], number: int
+) -> Iterator[TrapResult]:
+    """The results in the order of their ends; `number` rows run at a time."""
+    with ThreadPoolExecutor(number) as pool:
+        for done in as_completed([pool.submit(lambda trap: list(check([trap])), trap) for trap in traps]):
+            yield from done.result()
 
 
 def tools(args: argparse.Namespace) -> dict[str, str]:

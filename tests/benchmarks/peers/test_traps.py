@@ -1,10 +1,11 @@
 import json
+import threading
 from pathlib import Path
 
 from benchmarks.peers import traps
 from benchmarks.peers.trap_peers import PEERS, num_requests
 from loadgen.selftest import trap_check
-from loadgen.selftest.trap_judgement import ToolReport
+from loadgen.selftest.trap_judgement import ToolReport, TrapResult
 from loadgen.selftest.trap_rows import TRAPS, TrapLoad
 
 
@@ -45,6 +46,18 @@ def test_an_honest_load_that_is_wrong_is_named_in_the_table(tmp_path: Path):
     assert "✗ 48; honest load output_tokens_mean 8 instead of 32 (-75 %) |" in traps.table(
         json.loads(path.read_bytes())
     )
+
+
+def test_rows_that_run_at_once_each_have_a_result():
+    meeting = threading.Barrier(2)
+
+    def check(rows):
+        meeting.wait(timeout=30)  # returns only if both rows run at the same time
+        return [TrapResult(trap, ToolReport({}), []) for trap in rows]
+
+    found = list(traps.at_once(TRAPS[:4], check, 2))
+
+    assert sorted(result.trap.number for result in found) == [1, 2, 3, 4]
 
 
 def test_every_peer_has_a_command_for_every_load(tmp_path: Path):
