@@ -112,6 +112,7 @@ def test_bootstrap_of_a_grid_agrees_with_plain_resampling() -> None:
 def test_block_is_the_concurrency_within_bounds() -> None:
     assert bootstrap.block_length(1000, 3.0) == 10
     assert bootstrap.block_length(1000, 64.0) == 64
+    assert bootstrap.block_length(1000, 63.2) == 64
     assert bootstrap.block_length(30, 64.0) == 10
     assert bootstrap.block_length(1, 64.0) == 1
 

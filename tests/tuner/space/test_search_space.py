@@ -67,6 +67,11 @@ def test_a_range_of_integers_counts_both_ends():
     assert Parameter("p", "int", low=100, high=1000, multiple_of=64).num_values == 14
 
 
+@pytest.mark.parametrize(("value", "rounded"), [(95, 64), (97, 128), (100, 128), (1, 64), (9999, 4096)])
+def test_an_integer_is_rounded_to_the_nearest_multiple_in_its_range(value, rounded):
+    assert Parameter("p", "int", low=64, high=4096, multiple_of=64).rounded(value) == rounded
+
+
 def test_a_forbidden_combination_is_named():
     searched = space({}, forbid=["quantize == 'nf4' and max_batch_prefill_tokens > 16384"])
 
