@@ -255,6 +255,12 @@ def setting_text(knob: Knob, trial: StudyTrial) -> str:
     return _value_text(value)
 
 
+def default_text(knob: Knob, baseline: StudyTrial) -> str:
+    """The value of a setting in the launches with the defaults, for a column of defaults."""
+    value = knob.value_of(baseline)
+    return knob.unset if value is None else _value_text(value)
+
+
 def _value_text(value: Any) -> str:
     """The value as its flag accepts it, without separators of thousands."""
     if isinstance(value, float):

@@ -87,6 +87,11 @@ function defects() {
       if (/^p(50|95)$/.test(text) && heading.getBoundingClientRect().right > end + 1) found.push(`${text} needs scrolling`);
     }
   }
+  for (const dot of document.querySelectorAll(".verdict .dot")) {
+    const line = parseFloat(getComputedStyle(dot.parentElement).fontSize) * 1.6;
+    const below = dot.getBoundingClientRect().bottom - dot.parentElement.getBoundingClientRect().top;
+    if (below > line) found.push(`the dot is below the first line: ${name(dot.parentElement)}`);
+  }
   for (const element of texts()) {
     if (element.closest(".masthead a, [hidden]")) continue;
     const ratio = contrast(element);

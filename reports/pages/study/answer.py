@@ -9,7 +9,7 @@ from reports.document import Block, Estimate, Table, Text, VerdictLine, format_b
 from reports.metrics.requests.per_request import Direction
 from reports.metrics.titles import better_direction, metric_title
 from reports.stats.estimators import Interval
-from reports.study import StudyData, at_range_end, median_of, paired_change, setting_text
+from reports.study import StudyData, at_range_end, default_text, median_of, paired_change, setting_text
 
 MIN_COST = 0.05
 """The verdict names a metric that gets worse by more than this fraction."""
@@ -93,7 +93,7 @@ def settings_blocks(study: StudyData) -> tuple[Block, ...]:
     rows = [
         {
             "setting": knob.name,
-            "default": setting_text(knob, baseline),
+            "default": default_text(knob, baseline),
             "best": setting_text(knob, winner),
             **({"contribution, %": _contribution(contributions.get(knob.name))} if contributions else {}),
         }

@@ -43,6 +43,8 @@ def test_the_check_finds_each_defect(tmp_path: Path) -> None:
     <p style="color: #bbb">pale</p><img src="missing.png" width="9" height="9">
     <div class="scroll" style="width: 60px; overflow-x: auto; background-image: linear-gradient(white, white)">
     <table><thead><tr><th>p50</th><th style="padding-left: 90px">p95</th></tr></thead></table></div>
+    <div class="verdict"><p class="word" style="display: flex; align-items: center; width: 90px">
+    <span class="dot" style="flex: none; width: 9px; height: 9px"></span>a verdict of more than two lines</p></div>
     <figure id="f"><svg role="img" aria-label="x" width="200" height="50"><text x="10" y="20">one</text>
     <text x="12" y="20">two</text><text x="190" y="40">outside</text></svg></figure></body></html>"""
 
@@ -57,6 +59,7 @@ def test_the_check_finds_each_defect(tmp_path: Path) -> None:
         'f: "outside" is outside of the figure',
         "request to missing.png",
         "p95 needs scrolling",
+        "the dot is below the first line",
     ):
         assert defect in found
 

@@ -92,40 +92,53 @@ def steps_report() -> Report:
             {"step": step, "batch_size": size, "runs": 10, "average": scale * of(size), "half_interval": 0.4 * scale}
             | {"lowest": 0.9 * scale * of(size), "highest": 1.2 * scale * of(size), "p50": scale * of(size)}
             | {"p90": 1.1 * scale * of(size), "p99": None}
-            for step, scale in STEP_SCALES.items()
+            for step, scale in scales.items()
             for size in (1, 2, 4, 8, 16, 32)
         )
-        for of in (lambda size: 1 + 0.1 * size, lambda size: size / (1 + 0.1 * size))
+        for scales, of in (
+            (LATENCY_SCALES, lambda size: 1 + 0.1 * size),
+            (THROUGHPUT_SCALES, lambda size: size / (1 + 0.1 * size)),
+        )
     ]
     facts = (("Load", (("prompt", "64 tokens"), ("answer", "8 tokens"))),)
     return build_step_report("preset:tiny-llama", frames[0], frames[1], facts)
 
 
-STEP_SCALES = {"Prefill": 20.0, "Decode (token)": 4.0, "Decode (total)": 28.0, "Decode": 250.0}
+LATENCY_SCALES = {"Prefill": 20.0, "Decode (token)": 4.0, "Decode (total)": 28.0}
+THROUGHPUT_SCALES = {"Prefill": 50.0, "Prefill (prompt)": 3200.0, "Decode": 250.0}
 NUMBERS: Mapping[str, Sequence[object]] = {"parallel": (1, 2, 4, 8, 16), "ubatch": (64, 128, 512, 1024)}
 CHOICES: Mapping[str, Sequence[object]] = {
     "flash_attn": ("on", "off"),
     "kv_unified": (True, False),
     "cache_type_k": ("f16", "q8_0"),
 }
+DEFAULTS: Mapping[str, object] = {
+    "parallel": 4,
+    "ubatch": 512,
+    "flash_attn": "auto",
+    "kv_unified": True,
+    "cache_type_k": "f16",
+}
 
 
 def profiled_report() -> Report:
     """A study of another server, over numbers and choices."""
-    return _study_of({**NUMBERS, **CHOICES}, "llama-server --parallel 16 --ubatch 128")
+    return _study_of({**NUMBERS, **CHOICES})
 
 
 def choices_report() -> Report:
     """A study of another server, only over choices."""
-    return _study_of(CHOICES, "llama-server --flash-attn on")
+    return _study_of(CHOICES)
 
 
-def _study_of(values: Mapping[str, Sequence[object]], command: str) -> Report:
+def _study_of(values: Mapping[str, Sequence[object]]) -> Report:
     study, random_ = sample_study(), random.Random(1)
-    knobs = tuple(Knob(name, None, "log" if name in NUMBERS else "category") for name in values)
+    knobs = tuple(Knob(name, DEFAULTS.get(name), "log" if name in NUMBERS else "category") for name in values)
     settings: dict[int, dict[str, object]] = {0: {}}
     for trial in study.searched[1:]:
         settings[trial.number] = {name: random_.choice(each) for name, each in values.items()}
+    flags = (f"--{name.replace('_', '-')} {value}" for name, value in settings[study.winner or 0].items())
+    command = " ".join(("llama-server", *flags))
     trials = tuple(
         dataclasses.replace(
             trial, settings=settings.get(trial.number if trial.confirms is None else trial.confirms, {})

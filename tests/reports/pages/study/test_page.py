@@ -306,6 +306,18 @@ def test_a_setting_is_shown_as_its_flag_accepts_it(value: object, text: str) -> 
     assert setting_text(Knob("k"), StudyTrial(0, {"k": value}, TrialOutcome.FEASIBLE)) == text
 
 
+def test_pages_1_the_column_of_defaults_has_the_values_of_unset_settings(study: StudyData) -> None:
+    baseline = study.trial(study.baseline)
+    assert baseline is not None
+    unset = tuple(dataclasses.replace(each, settings={}) if each == baseline else each for each in study.trials)
+    knobs = tuple(dataclasses.replace(knob, default=4.0, unset="server's") for knob in study.knobs[1:2])
+
+    table, _ = _section(build_study_report(dataclasses.replace(study, trials=unset, knobs=knobs)), "Settings")
+
+    assert isinstance(table, Table)
+    assert list(table.frame["default"]) == ["4"]
+
+
 def test_the_sample_has_one_gain_and_one_list_of_settings(study: StudyData, report: Report) -> None:
     [settings, command], [comparison, _] = (_section(report, each) for each in ("Settings", "Baseline and winner"))
 
