@@ -214,7 +214,9 @@ class ObjectiveSection(BaseModel):
         "best value of that metric alone.",
     )
     limit: tuple[LimitSection, ...] = Field(
-        (), description="Bounds that a configuration must meet: one [[objective.limit]] for each."
+        (),
+        description="Bounds that a configuration must meet: one [[objective.limit]] for each. Default: the objectives "
+        "of --slo.",
     )
 
 

@@ -1,7 +1,7 @@
 """The settings of a load as flags: their sections in `--help`, and which of them only `--help-all` shows."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
@@ -20,6 +20,8 @@ COMMON = frozenset(
 )
 
 
-def add_flags(parser: argparse.ArgumentParser, leave_out: Iterable[str] = ()) -> None:
-    """Every setting of a load as a flag."""
-    parsing.add_flags(parser, BenchConfig, EXAMPLES, COMMON, leave_out)
+def add_flags(
+    parser: argparse.ArgumentParser, leave_out: Iterable[str] = (), helps: Mapping[str, str] | None = None
+) -> None:
+    """Every setting of a load as a flag. helps: texts of a command instead of those of the fields."""
+    parsing.add_flags(parser, BenchConfig, EXAMPLES, COMMON, leave_out, helps)

@@ -64,21 +64,23 @@ def add_flags(
     sections: Mapping[str, Iterable[str]],
     common: Collection[str],
     leave_out: Iterable[str] = (),
+    helps: Mapping[str, str] | None = None,
 ) -> None:
     """Add one flag per field, by the sections of `--help`; values stay text until `load` validates them.
 
-    common: fields that `--help` shows; the others are in `--help-all`.
+    common: fields that `--help` shows; the others are in `--help-all`. helps: texts instead of those of the fields.
     """
-    excluded = frozenset(leave_out)
+    excluded, own = frozenset(leave_out), helps or {}
     for title, names in sections.items():
         group = section(parser, title)
         for name in names:
             if name not in excluded:
-                _add_flag(group, name, cls.model_fields[name], is_common=name in common)
+                field = cls.model_fields[name]
+                _add_flag(group, name, field, own.get(name) or help_of(field), is_common=name in common)
 
 
-def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo, *, is_common: bool) -> None:
-    text = _help(field).replace("%", "%%")
+def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo, text: str, *, is_common: bool) -> None:
+    text = text.replace("%", "%%")
     brief = next((each.text for each in _metadata(field.annotation) if isinstance(each, Brief)), None)
     shown = Long.of(text, brief) if brief else text if is_common else Rare(text)
     settings: dict[str, Any] = {"dest": name, "default": None, "help": shown}
@@ -89,10 +91,12 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, field: FieldInfo, *, is
     group.add_argument(flag_name(name), action=action, metavar=_metavar(name, field), **settings)
 
 
-def _help(field: FieldInfo) -> str:
-    """Description, values and default."""
+def help_of(field: FieldInfo, default: str | None = None) -> str:
+    """Description, values and default. default: that of a command, instead of that of the field."""
     metadata = tuple(_metadata(field.annotation, field.metadata))
     text = str(field.description)
+    if default is not None:
+        text = f"{text.partition(' Default ')[0]} Default {default}."
     choices = _names(field) or _choices(field.annotation)
     if choices and not all(choice in text for choice in choices if choice != field.default):
         text += f" One of {', '.join(choices)}."

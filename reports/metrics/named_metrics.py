@@ -19,7 +19,7 @@ from reports.metrics.requests.request_series import RequestSeries
 from reports.metrics.run_metrics import PER_RUN, RunMetric
 from reports.metrics.titles import FRACTIONS
 from reports.stats.bootstrap import block_length, bootstrap_mean, bootstrap_percentiles
-from reports.stats.estimators import Interval
+from reports.stats.estimators import PERCENTILES, Interval, percentile_name
 
 METRICS: tuple[RequestMetric | PooledMetric | RunMetric, ...] = (*PER_REQUEST, *POOLED, *PER_RUN)
 
@@ -40,6 +40,20 @@ def has_interval(name: str) -> bool:
     if match is None or STATISTIC.fullmatch(match["stat"]) is None:
         return False
     return request_metric_of(name, is_open_loop=False) is not None or _is_pooled(match["name"])
+
+
+def is_summarized(name: str) -> bool:
+    """Whether a summary has a metric: a rate or fraction, or the mean, an extreme or a percentile of a latency.
+
+    >>> [is_summarized(name) for name in ("ttft_p95_ms", "ttft_max_ms", "error_rate", "ttft_p59_ms", "ttft")]
+    [True, True, True, False, False]
+    """
+    if name in {metric.name for metric in PER_RUN}:
+        return True
+    match = LATENCY_NAME.fullmatch(name)
+    if match is None or not has_interval(f"{match['name']}_mean_ms"):
+        return False
+    return match["stat"] in {"mean", "min", "max", *map(percentile_name, PERCENTILES)}
 
 
 def metric_interval(measured: Measured, name: str) -> Interval:

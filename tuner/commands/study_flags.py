@@ -7,20 +7,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from loadgen.config import load_flags
+from loadgen.config import load_flags, parsing
+from loadgen.config.bench_config import BenchConfig
 from loadgen.interrupts import noted
 from loadgen.progress import ProgressDisplay
 from loadgen.terminal.flags import OneOf, Rare
 from tuner.config import TRIALS, SamplerName, SimulatorUse
 from tuner.errors import SpaceError
 from tuner.servers.find_profile import known_profiles
-from tuner.study.prepare_study import NOT_LOAD, PreparedStudy
+from tuner.study.prepare_study import DEFAULT_LOAD, NOT_LOAD, PreparedStudy
 
 if TYPE_CHECKING:
     from tuner.study.study_search import StudySearch
 
 WHEN_STOPPED = "stopped; the same command continues the study"
 SAMPLER = OneOf.of("NAME", get_args(SamplerName))
+SLO = (
+    'Objective of each request, such as "ttft_p95_ms < 500"; repeatable. A limit of the study if its file has none: '
+    "configurations that miss it are not feasible, and goodput_rps is maximized."
+)
 SIMULATOR = OneOf.of("HOW", get_args(SimulatorUse))
 
 
@@ -103,7 +108,16 @@ def add_study_flags(parser: argparse.ArgumentParser) -> None:
         "--quick", action="store_true", help="Fewer launches: same as --noise-runs 2 --finalists 2 --rounds 3."
     )
     add_output_flags(parser)
-    load_flags.add_flags(parser, leave_out=NOT_LOAD)
+    load_flags.add_flags(parser, leave_out=NOT_LOAD, helps=_load_helps())
+
+
+def _load_helps() -> dict[str, str]:
+    """The help of the load's flags that mean something else in a study: its own defaults, and objectives as limits."""
+    helps = {}
+    for name, value in DEFAULT_LOAD.items():
+        field = BenchConfig.model_fields[name]
+        helps[name] = parsing.help_of(field, f"{value:g}s" if isinstance(value, float) else str(value))
+    return helps | {"slo": SLO}
 
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:

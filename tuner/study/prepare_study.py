@@ -1,13 +1,14 @@
 """Prepares a study: config, load and folder, from a space file and flags, from a study's folder, or from a storage."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
+from loadgen.config.objectives import objectives_of
 from loadgen.config.profiles import with_profile
 from loadgen.errors import UsageError
 from loadgen.workloads.workload_files import check_files
@@ -167,6 +168,7 @@ def read_config(args: argparse.Namespace, space: Mapping[str, Any] | None = None
     for key in NOT_LOAD:
         if key in sections["load"]:
             raise UsageError(f"`{key}` is not a key of [load]: a study sets it from [server] or [study]")
+    _limit_by_objectives(sections, getattr(args, "slo", None) or ())
     _limit_memory(sections, is_derived=args.space is None and space is None)
     try:
         return parsing.load(TuneConfig, {**content, **sections})
@@ -182,6 +184,15 @@ def _is_valid(content: Mapping[str, Any]) -> bool:
     except UsageError:
         return False
     return True
+
+
+def _limit_by_objectives(sections: dict[str, dict[str, Any]], texts: Sequence[str]) -> None:
+    """Objectives of the command line are the limits of a study whose file has none. Raises UsageError."""
+    if texts and not sections["objective"].get("limit"):
+        try:
+            sections["objective"]["limit"] = objectives_of(texts)
+        except ValueError as error:
+            raise UsageError(f"`slo`: {error}") from None
 
 
 def _limit_memory(sections: dict[str, dict[str, Any]], *, is_derived: bool) -> None:

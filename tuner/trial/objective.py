@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reports.gate.side_run import direction_of
+from reports.metrics.named_metrics import is_summarized
 from reports.metrics.requests.per_request import Direction
 from reports.metrics.titles import metric_heading
 from reports.stats.estimators import Interval
@@ -76,10 +77,16 @@ class Objective:
 
     @classmethod
     def of(cls, section: ObjectiveSection) -> "Objective":
-        """The objective of a section. The default metric is output_tokens_per_s, with limits goodput_rps."""
+        """The objective of a section. The default metric is output_tokens_per_s, with limits goodput_rps.
+
+        Raises SpaceError for an unknown metric.
+        """
         default = "goodput_rps" if section.limit else "output_tokens_per_s"
         limits = tuple(Limit(each.metric, each.max, each.min) for each in section.limit)
         first, second = section.maximize if isinstance(section.maximize, tuple) else (section.maximize, None)
+        for name in filter(None, (first, second, *(limit.metric for limit in limits))):
+            if not is_summarized(name):
+                raise _unknown(name)
         return cls(first or default, limits, second, section.choose)
 
     @property
@@ -151,4 +158,8 @@ def is_lower_better(metric: str) -> bool:
     try:
         return direction_of(metric) is Direction.LOWER
     except KeyError:
-        raise SpaceError(f"`{metric}` is not a metric: use a name such as output_tokens_per_s or ttft_p95_ms") from None
+        raise _unknown(metric) from None
+
+
+def _unknown(metric: str) -> SpaceError:
+    return SpaceError(f"`{metric}` is not a metric: use a name such as output_tokens_per_s or ttft_p95_ms")

@@ -189,3 +189,34 @@ def test_a_model_inside_a_container_is_not_looked_for_on_this_machine(tmp_path, 
     )
 
     assert checked(capsys, "--server-profile", "boxed.toml", "--model-id", "/models/tiny.gguf")
+
+
+def test_pages_2_objectives_of_the_command_line_are_limits_of_a_study_without_any(tmp_path, capsys):
+    (tmp_path / "limited.toml").write_text('[[objective.limit]]\nmetric = "tpot_mean_ms"\nmax = 50')
+
+    plan = printed_plan(capsys, "--slo", "ttft_p95_ms < 500")
+    limited = printed_plan(capsys, "limited.toml", "--slo", "ttft_p95_ms < 500")
+
+    assert ("(goodput_rps)" in plan, "(ttft_p95_ms)" in plan) == (True, True)
+    assert ("(tpot_mean_ms)" in limited, "(ttft_p95_ms)" in limited) == (True, False)
+
+
+def printed_plan(capsys, *words):
+    assert cli.main(["check", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_pages_2_the_help_of_a_study_has_the_defaults_of_its_load(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--help"])
+
+    text = " ".join(capsys.readouterr().out.split())
+    defaults = {
+        "--concurrency": "16",
+        "--duration": "12s",
+        "--warmup": "2s",
+        "--input-tokens": "uniform:512,1024",
+        "--output-tokens": "32",
+    }
+    found = {flag: re.search(rf" {flag} .*?Default (\S+)\.", text)[1] for flag in defaults}
+    assert found == defaults

@@ -4,6 +4,7 @@ import pytest
 
 from reports.stats.estimators import Interval
 from tuner.config import LimitSection, ObjectiveSection
+from tuner.errors import SpaceError
 from tuner.trial.objective import Limit, Objective
 
 
@@ -26,6 +27,12 @@ def test_without_limits_tokens_are_maximized_and_with_limits_goodput():
 
     assert Objective.of(ObjectiveSection()).maximize == "output_tokens_per_s"
     assert Objective.of(ObjectiveSection(limit=(limit,))).maximize == "goodput_rps"
+
+
+@pytest.mark.parametrize("metric", ["ttft_p59_ms", "ttft", "output_tokens"])
+def test_pages_2_a_limit_on_an_unknown_metric_is_refused_before_a_launch(metric):
+    with pytest.raises(SpaceError, match=f"`{metric}` is not a metric"):
+        Objective.of(ObjectiveSection(limit=(LimitSection(metric=metric, max=10.0),)))
 
 
 def test_a_score_is_feasible_only_within_every_limit():
