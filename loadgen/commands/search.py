@@ -23,9 +23,19 @@ from reports.stats.capacity import RunEvidence
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--low", type=float, required=True, metavar="LOAD", help="A load that meets the objectives.")
     parser.add_argument(
-        "--high", type=float, required=True, metavar="LOAD", help="A load that misses at least one of them."
+        "--low",
+        type=float,
+        required=True,
+        metavar="LOAD",
+        help="A load that meets the objectives: users in mode closed, requests/s in modes with a rate.",
+    )
+    parser.add_argument(
+        "--high",
+        type=float,
+        required=True,
+        metavar="LOAD",
+        help="A load that misses at least one of them, in the same unit.",
     )
     parser.add_argument(
         "--tolerance",

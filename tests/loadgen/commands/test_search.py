@@ -52,3 +52,13 @@ def test_trust_W7_a_search_on_a_slow_server_measures_until_it_has_its_requests(t
     runs = [load_run(path.parent) for path in (tmp_path / "s").glob("*/manifest.json")]
     assert {run.manifest.stop_reason for run in runs} == {"enough_requests"}
     assert min(len(run.records) for run in runs) >= 31
+
+
+def test_the_help_names_the_unit_of_the_bounds(capsys):
+    with pytest.raises(SystemExit):
+        program.main(["search", "--help"])
+
+    words = " ".join(capsys.readouterr().out.split())
+    assert (
+        "--low LOAD A load that meets the objectives: users in mode closed, requests/s in modes with a rate." in words
+    )
