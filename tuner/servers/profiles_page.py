@@ -8,7 +8,7 @@ from loadgen.config.key_table import key_table
 from reports.text import markdown_table
 from tuner.servers.find_profile import find_profile, shipped_profiles
 from tuner.servers.server_profile import FailureSection, ServerProfile, SettingSection
-from tuner.servers.setting_row import set_by, values_of
+from tuner.servers.setting_row import set_by, value_text, values_of
 
 INTRODUCTION = """# Server profiles
 
@@ -86,6 +86,6 @@ def _profile(profile: ServerProfile) -> Iterator[str]:
 
 
 def _row(setting: SettingSection) -> tuple[str, ...]:
-    default = "" if setting.default is None else f"`{setting.default}`"
+    default = "" if setting.default is None else f"`{value_text(setting.default)}`"
     flags = f"`{set_by(setting)}`".replace(" or ", "` or `")
     return flags, values_of(setting), default, "yes" if setting.searched else "", setting.help

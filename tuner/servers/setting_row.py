@@ -16,8 +16,8 @@ def setting_rows(
             "setting": name,
             "set by": set_by(each),
             "values": values_of(each),
-            "default": "the server's" if each.default is None else str(each.default),
-            "here": f"fixed: {fixed[name]}" if name in fixed else _searched(searched.get(name)),
+            "default": "the server's" if each.default is None else value_text(each.default),
+            "here": f"fixed: {value_text(fixed[name])}" if name in fixed else _searched(searched.get(name)),
             "help": each.help,
         }
         for name, each in profile.setting.items()
@@ -34,11 +34,16 @@ def set_by(setting: SettingSection) -> str:
 def values_of(setting: SettingSection | ParamSection) -> str:
     """The possible values of a setting."""
     if setting.values:
-        return ", ".join(map(str, setting.values))
+        return ", ".join(map(value_text, setting.values))
     if setting.low is not None and setting.high is not None:
         unit = f", multiples of {setting.multiple_of}" if setting.multiple_of else ""
         return f"{setting.type} {setting.low:.10g} to {setting.high:.10g}{unit}"
-    return setting.type
+    return "true or false" if setting.type == "bool" else setting.type
+
+
+def value_text(value: object) -> str:
+    """A value as a space file has it: `true`, not `True`."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _searched(param: ParamSection | None) -> str:

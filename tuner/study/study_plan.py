@@ -133,7 +133,7 @@ def headline(plan: Mapping[str, Any]) -> str:
 
 
 def render_plan(plan: Mapping[str, Any]) -> str:
-    """The plan as text of at most 80 columns, except the table and the command of a profile."""
+    """The plan as text of at most 80 columns, except the command of a profile."""
     objectives = (f"{metric_title(name)} ({name})" for name in plan["objective"])
     lines = [headline(plan), f"objective: {' and '.join(objectives)}"]
     lines += [f"  limit: {limits_text([limit])} ({limit.partition(' ')[0]})" for limit in plan["limits"]]
@@ -174,15 +174,17 @@ def _wrapped(line: str) -> str:
 
 
 def _profile_lines(profile: Mapping[str, Any]) -> list[str]:
-    """The settings of a profile as a table, its refused combinations, and its default command line."""
+    """The settings of a profile, its refused combinations, and its default command line."""
     if not profile:
         return []
-    columns = ("setting", "set by", "values", "default", "here")
-    rows = [dict(zip(columns, columns, strict=True)), *profile["settings"]]
-    widths = {name: max(len(row[name]) for row in rows) for name in columns}
+    settings = (
+        f"  {row['setting']} ({row['set by']}): {row['values']}; default: {row['default']}"
+        + (f"; {row['here']}" if row["here"] else "")
+        for row in profile["settings"]
+    )
     return [
         f"profile {profile['name']}: {profile['version'] or 'no version'}",
-        *("  " + "  ".join(row[name].ljust(widths[name]) for name in columns).rstrip() for row in rows),
-        *(f"  refused: {condition}" for condition in profile["refused"]),
+        *map(_wrapped, settings),
+        *(_wrapped(f"  refused: {condition}") for condition in profile["refused"]),
         f"default command: {profile['defaults']}",
     ]

@@ -103,8 +103,8 @@ def test_check_explains_the_profile_of_a_flag_or_of_a_file_beside_the_space(tmp_
     assert cli.main(["check", *words, "--model-id", "m"]) == 0
 
     text = capsys.readouterr().out
-    assert "slots    --slots  int 1 to 8  4             searched: int 1 to 8" in text
-    assert ("fixed: True" in text) is (place == "file")
+    assert "  slots (--slots): int 1 to 8; default: 4; searched: int 1 to 8\n" in text
+    assert ("fixed: true" in text) is (place == "file")
     assert "default command: serve m --port 8080" in text
 
 
@@ -189,6 +189,14 @@ def test_a_model_inside_a_container_is_not_looked_for_on_this_machine(tmp_path, 
     )
 
     assert checked(capsys, "--server-profile", "boxed.toml", "--model-id", "/models/tiny.gguf")
+
+
+def test_pages_2_the_settings_of_a_profile_fit_80_columns(capsys):
+    assert cli.main(["check", "--server-profile", "llamacpp", "--model-id", "m.gguf"]) == 0
+
+    settings = capsys.readouterr().out.partition("profile llamacpp")[2].partition("default command")[0]
+    assert "kv_unified (--kv-unified or --no-kv-unified): true or false; default: true" in settings
+    assert max(map(len, settings.splitlines())) <= 80
 
 
 def test_pages_2_objectives_of_the_command_line_are_limits_of_a_study_without_any(tmp_path, capsys):
