@@ -9,10 +9,10 @@ from tuner.commands.simulation import simulate
 from tuner.study.shared_storage.token import TOKEN_VARIABLE
 
 EXIT_CODES = """exit codes:
-  0         done: better settings, or "no gain over the defaults is shown"
-  1         no configuration meets every limit
+  0         done; a study also with "no gain over the defaults is shown"
+  1         no configuration meets every limit; fit: none fits
   2         usage, or a file that is missing or wrong
-  3         not decided
+  3         not decided; predictions: the step costs are too inaccurate
   4         could not measure: invalid runs, the load generator failed, disk full
   130, 143  interrupted, terminated (the same command continues a study)"""
 
