@@ -56,7 +56,7 @@ def test_trust_W7_a_search_on_a_slow_server_measures_until_it_has_its_requests(t
 
 def test_the_help_names_the_unit_of_the_bounds(capsys):
     with pytest.raises(SystemExit):
-        program.main(["search", "--help"])
+        cli.main(["search", "--help"])
 
     words = " ".join(capsys.readouterr().out.split())
     assert (
