@@ -1,9 +1,14 @@
 """Profiles of servers: those in the package, and refusals that name file, key and limit."""
 
+import re
+
 import pytest
 
+from loadgen.target.server_kind import KINDS
+from tuner.config import ServerSection
 from tuner.errors import SpaceError
 from tuner.servers.find_profile import find_profile, shipped_profiles
+from tuner.servers.select import server_of
 
 MINIMAL = """
 name = "mine"
@@ -30,6 +35,14 @@ def test_every_shipped_profile_reads_and_explains_its_settings(name):
     assert name in shipped_profiles()
     assert profile.version
     assert {key for key, setting in profile.setting.items() if not setting.help} == set()
+
+
+@pytest.mark.parametrize("name", ["llamacpp", "sglang", "vllm"])
+def test_probes_use_the_route_that_is_polled_during_a_load(name):
+    """SGLang's `/health` generates a token, and takes longer than a readiness probe waits."""
+    manifest = server_of(ServerSection(profile=name, model_id="m")).export("k8s", {"model_id": "m"}, [])
+
+    assert set(re.findall(r'path: "([^"]+)"', manifest)) == {KINDS[name].health_routes[0]}
 
 
 def test_a_profile_of_ones_own_is_read_from_its_file(tmp_path):
