@@ -37,9 +37,12 @@ def values_of(found: Mapping[Key, Row], clock: str) -> dict[Key, float]:
 
 
 def rate_of(bursts: Sequence[Mapping[str, Any]], clock: str) -> float:
-    """Tokens per second of all bursts together; 0 without a burst, or if the kernel reports no processor time."""
-    seconds = sum(each[f"{clock}_s"] or 0.0 for each in bursts)
-    return float(sum(each["tokens"] for each in bursts) / seconds) if seconds > 0 else 0.0
+    """Tokens per second of the median burst, because the host can interrupt one of them.
+
+    0 without a burst, or if the kernel reports no processor time.
+    """
+    rates = [each["tokens"] / each[f"{clock}_s"] for each in bursts if each[f"{clock}_s"]]
+    return float(statistics.median(rates)) if rates else 0.0
 
 
 def deviation(values: Mapping[Key, float]) -> float:

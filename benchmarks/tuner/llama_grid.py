@@ -4,7 +4,7 @@
     python -m benchmarks.tuner.llama_grid --replay
 
 The first command launches the server once for each point and pass, in random order within a pass, and measures bursts
-of requests in turn with a reference server: benchmarks/tuner/point_bursts.py. It needs a quiet machine. It stops after
+of requests on it and on a reference server: benchmarks/tuner/point_bursts.py. It needs a quiet machine. It stops after
 `--minutes`, and the next command with the same `--work` continues, so the grid can be measured in parts.
 `--points 12 --passes 3` measures only some points and shows the deviation of repeats. By
 benchmarks/tuner/modelled_grid.py, a grid can distinguish searches if the deviation is 3 % or less; it falls with the
@@ -68,7 +68,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="File of finished measurements.")
     parser.add_argument("--passes", type=int, default=3, help="Measurements of each point, two at least.")
     parser.add_argument("--points", type=int, help="Measure only N points, the same in each pass; store no grid.")
-    parser.add_argument("--seconds", type=float, default=2.0, help="Shortest sum of the bursts of a point.")
+    parser.add_argument("--seconds", type=float, default=1.5, help="Shortest sum of the bursts of a point.")
     parser.add_argument(
         "--clock", choices=CLOCKS, default="processor", help="Time of a burst: the server's processor time, or elapsed."
     )
@@ -238,7 +238,7 @@ def _content(found: Mapping[Key, Row], turns: Sequence[int], args: argparse.Name
         "defaults": dict(DEFAULTS),
         "fixed": dict(FIXED),
         "load": f"bursts of {point_bursts.REQUESTS} requests at once, {low}-{high} tokens in, "
-        f"{point_bursts.OUTPUT_TOKENS} out, for {args.seconds:g} s",
+        f"{point_bursts.OUTPUT_TOKENS} out, for {args.seconds:g} s; the median burst",
         "measurements": {name: statuses.count(name) for name in sorted(set(statuses))},
         "value": f"output tokens per second of {args.clock} time, relative to the reference",
         "deviation": _deviations(found, args.clock),

@@ -1,9 +1,9 @@
-"""One measurement of a grid point: bursts of requests, in turn with bursts of a reference server that keeps running.
+"""One measurement of a grid point: bursts of requests, and one burst of a reference server that keeps running.
 
-All bursts have equal work. The elapsed time of a burst of one second varies by more than 10 % on a small virtual
-machine. The processor time of the server varies less, because other processes add nothing to it; with one thread and a
-queue, the server computes all the time, so both times order the points alike. The reference shows the drift of the
-machine's speed, because its settings never change.
+All bursts of a point have equal work. The elapsed time of a burst of one second varies by more than 10 % on a small
+virtual machine. The processor time of the server varies less, because other processes add nothing to it; with one
+thread and a queue, the server computes all the time, so both times order the points alike. The reference shows the
+drift of the machine's speed, because its settings never change.
 """
 
 import asyncio
@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from benchmarks.peers.http_load import WavePrompt, stream
 from loadgen.target.launched.contention import ProcessorTimes
 
-INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS = (64, 256), 32, 40
+INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS = (64, 256), 32, 20
+REFERENCE_REQUESTS = 12
 FIRST_TOKEN, LAST_TOKEN = 16, 2047
 WARM_REQUESTS, WARM_LIMIT_S = 4, 1.0
 BURST_LIMIT_S = 20.0
 """A longer burst is stopped; only its complete answers count."""
 MIN_BURSTS = 2
-"""Bursts of a point, at least; the reference has a burst after the first and then after every second one."""
+"""Bursts of a point, at least. The reference has one, after the first of the point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class RequestBurst:
 def measure_bursts(
     server: BurstServer, reference: BurstServer, seconds: float, clock: str = "processor"
 ) -> tuple[list[RequestBurst], list[RequestBurst]]:
-    """Bursts for `seconds` of a clock on a server that has just started, in turn with those of the reference.
+    """Bursts for `seconds` of a clock on a server that has just started, and one burst of the reference.
 
     Raises FailedRequest, OSError.
     """
@@ -58,9 +59,9 @@ def measure_bursts(
     others: list[RequestBurst] = []
     while len(own) < MIN_BURSTS or sum(each.seconds(clock) for each in own) < seconds:
         own.append(asyncio.run(_burst(server, prompts(f"burst {len(own)}", REQUESTS))))
-        if len(own) % 2:
+        if not others:
             # New prompts for each burst, because the reference may have the K/V of earlier prompts.
-            texts = prompts(f"reference {time.monotonic_ns()}", REQUESTS)
+            texts = prompts(f"reference {time.monotonic_ns()}", REFERENCE_REQUESTS)
             others.append(asyncio.run(_burst(reference, texts)))
     return own, others
 

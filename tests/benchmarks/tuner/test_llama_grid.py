@@ -129,6 +129,12 @@ def test_a_measurement_without_a_reference_takes_the_speed_of_its_neighbours():
     assert grid_values.speeds([0.0]) == [1.0]
 
 
+def test_one_interrupted_burst_does_not_change_the_rate_of_a_point():
+    bursts = [{"tokens": 100, "processor_s": seconds} for seconds in (1.0, 1.0, 3.0)]
+
+    assert grid_values.rate_of(bursts, "processor") == 100.0
+
+
 def test_a_failed_point_has_the_value_zero():
     assert grid_values.values_of({(0, (1,)): row(0, 0.0, 50.0)}, "processor") == {(0, (1,)): 0.0}
 
