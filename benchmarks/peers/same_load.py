@@ -101,7 +101,7 @@ def _vllm(python: str, load: SameLoad, folder: Path, seed: int) -> list[str]:
         *("--random-input-len", str(load.input_tokens), "--random-output-len", str(load.output_tokens)),
         *("--num-prompts", str(load.requests), "--max-concurrency", str(load.users), "--seed", str(seed)),
         *("--temperature", "0", "--percentile-metrics", "ttft,tpot", "--metric-percentiles", "50,95", "--disable-tqdm"),
-        *("--save-result", "--result-dir", str(folder), "--result-filename", "vllm.json"),
+        *("--save-result", "--save-detailed", "--result-dir", str(folder), "--result-filename", "vllm.json"),
     ]
 
 

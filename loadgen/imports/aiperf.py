@@ -86,13 +86,21 @@ def _record(row: Mapping[str, Any], where: str) -> RequestRecord:
         t_first_ns=first_ns,
         t_last_ns=last_ns,
         t_end_ns=max(end_ns, last_ns or end_ns),
-        input_tokens=_count(metrics.get("input_sequence_length")),
-        output_tokens=_count(metrics.get("output_sequence_length")),
+        # aiperf's own lengths are those of the text, which its tokenizer may split in another way than the server did.
+        input_tokens=_count(metrics.get("usage_prompt_tokens") or metrics.get("input_sequence_length")),
+        cached_input_tokens=_count(metrics.get("usage_prompt_cache_read_tokens")),
+        output_tokens=_count(metrics.get("usage_completion_tokens") or metrics.get("output_sequence_length")),
         first_event_tokens=None if first_ns is None else 1,
-        tokens_source=TokensSource.CLIENT_TOKENIZER if "output_sequence_length" in metrics else None,
+        tokens_source=_tokens_source(metrics),
         events=0 if first_ns is None else len(gap_ns) + 1,
         gap_ns=gap_ns,
     )
+
+
+def _tokens_source(metrics: Mapping[str, Any]) -> TokensSource | None:
+    if "usage_completion_tokens" in metrics:
+        return TokensSource.SERVER_USAGE
+    return TokensSource.CLIENT_TOKENIZER if "output_sequence_length" in metrics else None
 
 
 def _ns(metric: Mapping[str, Any] | None, where: str) -> int | None:

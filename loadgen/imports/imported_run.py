@@ -119,7 +119,7 @@ class ImportedRun:
             },
             warmup_s=since_zero_s(self.measure_start_ns) or 0.0,
             window_end_s=last_s if end_s is None else end_s,
-            stop_reason="requests" if end_s is None else "duration",
+            stop_reason="requests" if end_s is None else self.tool,
         )
 
 

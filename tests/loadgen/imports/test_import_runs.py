@@ -1,7 +1,9 @@
 """Runs of other load generators, read into our reports, sweep pages and gate.
 
 `vllm_bench_*.json` were recorded with `vllm bench serve` 0.32 on a scripted server: first token after 20 ms, 5 ms
-between tokens. The files of guidellm 0.8 and aiperf 0.13 are synthesized from their published schemas.
+between tokens. `guidellm_concurrency_4.json` and `aiperf_concurrency_4.jsonl` were recorded with guidellm 0.8.1 and
+aiperf 0.13.0 on llama-server: 24 requests of 128 prompt and 32 output tokens each. Prompts, outputs and unused metrics
+were removed. Other files of these two are synthesized from their published schemas.
 """
 
 import json
@@ -15,10 +17,12 @@ from loadgen.errors import UsageError
 from loadgen.gate.sides import read_side
 from loadgen.gate.stored_sides import stored_runs
 from loadgen.imports.imported_run import ImportedLoad
+from reports.run_schema import TokensSource
 from reports.saved_run import load_run
 from tests.support.samples.imported_files import aiperf_rows, guidellm_report
 
 SAMPLES = Path(__file__).resolve().parents[2] / "support" / "samples" / "imported"
+GUIDELLM, AIPERF = SAMPLES / "guidellm_concurrency_4.json", SAMPLES / "aiperf_concurrency_4.jsonl"
 CLOSED, OPEN = SAMPLES / "vllm_bench_concurrency_2.json", SAMPLES / "vllm_bench_rate_20.json"
 
 
@@ -64,6 +68,43 @@ def test_servers_6_a_file_of_vllm_bench_with_totals_only_is_refused_with_the_fla
 
     with pytest.raises(UsageError, match=r"totals only .* --save-detailed"):
         read_file(written(tmp_path / "totals.json", totals), None)
+
+
+def imported(path, folder, capsys, *words):
+    """The summary of a recorded file, and the records that were written."""
+    main(["import", str(path), "--out", str(folder), "--json", *words])
+    summary = json.loads(capsys.readouterr().out)
+    return summary, load_run(folder / "concurrency-4").records
+
+
+def test_servers_6_a_recorded_file_of_guidellm_has_the_numbers_that_guidellm_reports(tmp_path, capsys):
+    summary, records = imported(GUIDELLM, tmp_path, capsys)
+
+    own = json.loads(GUIDELLM.read_text())["benchmarks"][0]["metrics"]
+    assert [(each.input_tokens, each.output_tokens, each.cached_input_tokens) for each in records] == [
+        (128, 32, 0)
+    ] * 24
+    assert summary["metrics"]["ttft_s"]["mean"] == pytest.approx(
+        own["time_to_first_token_ms"]["successful"]["mean"] / 1e3
+    )
+    # guidellm's latency ends with the response, ours with its last token.
+    assert summary["metrics"]["e2e_s"]["mean"] == pytest.approx(own["request_latency"]["successful"]["mean"], rel=0.01)
+    rate = summary["rates"]["output_tokens_per_s"]["value"]
+    assert rate == pytest.approx(own["output_tokens_per_second"]["successful"]["mean"], rel=1e-3)
+    assert summary["window"]["stop_reason"] == "guidellm"
+
+
+def test_servers_6_a_recorded_file_of_aiperf_counts_the_tokens_of_the_server(tmp_path, capsys):
+    """Its own counts are 127 tokens of each prompt, and 31 of one output."""
+    summary, records = imported(AIPERF, tmp_path, capsys, "--concurrency", "4")
+
+    assert [(each.input_tokens, each.output_tokens, each.cached_input_tokens) for each in records] == [
+        (128, 32, 0)
+    ] * 24
+    assert {each.tokens_source for each in records} == {TokensSource.SERVER_USAGE}
+    # What aiperf reports for this run.
+    assert summary["metrics"]["ttft_s"]["mean"] == pytest.approx(0.18418269)
+    assert summary["metrics"]["e2e_s"]["mean"] == pytest.approx(0.3067897, rel=0.05)
 
 
 def test_servers_6_the_benchmarks_of_guidellm_become_a_sweep_page(tmp_path, capsys):
