@@ -59,7 +59,7 @@ def _loads(users: list[int], longest: int) -> Iterator[DesignedLoad]:
     for each in users:
         yield DesignedLoad(f"decode-{each}", each, ((SHORT_INPUT, DECODED),), ROUNDS * each)
     yield DesignedLoad(f"context-{users[0]}", users[0], ((longest, DECODED),), 5 * users[0])
-    for each in (users[0], users[len(users) // 2]):
+    for each in dict.fromkeys((users[0], users[len(users) // 2])):
         yield DesignedLoad(f"prefill-{each}", each, ((longest, PREFILLED), (middle, PREFILLED)), 8 * each)
     for each in sorted(users[::-2][:2]) if len(users) > 2 else users:
         lengths = ((SHORT_INPUT, 8), (middle, 24), (longest, 16), (2 * middle, DECODED))

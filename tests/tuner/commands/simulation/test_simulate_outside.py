@@ -125,6 +125,13 @@ def test_servers_3_a_server_whose_ratio_decides_is_refused_by_name(
     assert "`prefill_chunking` of the server is off, so `waiting_served_ratio`" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("users", [2, 3, 4, 5, 24])
+def test_servers_3_each_load_of_a_calibration_has_its_own_folder(users: int):
+    names = [load.name for load in designed_loads(users, 512)]
+
+    assert sorted(set(names)) == sorted(names)
+
+
 @pytest.mark.slow
 def test_servers_3_a_plan_from_client_timings_is_that_of_the_known_law(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
