@@ -1,10 +1,11 @@
-"""A model that pads, behind either schema: the router budgets rows times the longest prompt and places nothing."""
+"""A model that pads, over both transports and schemas: the router budgets rows times the longest prompt."""
 
 import asyncio
 from pathlib import Path
 
 import pytest
 
+from reference_server.configuration.common_config import Transport
 from reference_server.messages import ModelInfo
 from reference_server.router.batching import Batcher
 from reference_server.router.generation_stream import Finished
@@ -19,8 +20,10 @@ PADDED = ModelInfo(requires_padding=True, dtype="torch.float32", device_type="cp
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
-@pytest.mark.parametrize("version", ["v3", "v2"])
-async def test_padded_models_are_served_through_either_schema(tmp_path: Path, version: str, num_shards: int):
+@pytest.mark.parametrize(("version", "transport"), [("v3", "grpc"), ("v2", "grpc"), ("v3", "link")])
+async def test_padded_models_are_served_through_either_schema_and_transport(
+    tmp_path: Path, version: str, transport: Transport, num_shards: int
+):
     shards = [
         ScriptedShard(
             lambda request: Reply(tuple(f"{request.text}:{i}" for i in range(3))),
@@ -31,7 +34,7 @@ async def test_padded_models_are_served_through_either_schema(tmp_path: Path, ve
         )
         for rank in range(num_shards)
     ]
-    async with served(shards, socket_urls(tmp_path, num_shards), version) as group:
+    async with served(shards, socket_urls(tmp_path, num_shards), version, transport) as group:
         info = await group.info()
         asked = ConfiguredLimits(64, 63, 256, max_batch_total_tokens=256)
         limits = resolve_limits(asked, await group.warmup(warmup_request(asked)), info)

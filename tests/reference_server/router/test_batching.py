@@ -25,6 +25,7 @@ from reference_server.router.telemetry.observer import NullObserver
 from reference_server.transport.shard import ShardGroup
 from tests.support.wire.scripted_shard import EOS_ID, Reply, ScriptedShard, say
 from tests.support.wire.valid_requests import valid_request
+from tests.support.wire.wire_shard import served, socket_urls
 
 PLAIN = ModelInfo(requires_padding=False, dtype="torch.float32", device_type="cpu", block_size=16)
 
@@ -96,8 +97,18 @@ def options(**changes) -> SchedulerOptions:
 
 
 @contextlib.asynccontextmanager
-async def running(shard, *, observer=None, now_ns=time.perf_counter_ns, warm_up=None, **changes):
-    """A Batcher whose loop runs; afterwards every block is free again."""
+async def running(shard, *, reached=None, observer=None, now_ns=time.perf_counter_ns, warm_up=None, **changes):
+    """A Batcher whose loop runs; afterwards every block is free again. reached: the transport, and its directory."""
+    async with contextlib.AsyncExitStack() as stack:
+        if reached is not None:
+            transport, directory = reached
+            shard = await stack.enter_async_context(served([shard], socket_urls(directory), transport=transport))
+        started = _started(shard, observer, now_ns, warm_up, changes)
+        yield await stack.enter_async_context(started)
+
+
+@contextlib.asynccontextmanager
+async def _started(shard, observer, now_ns, warm_up, changes):
     scheduler = Scheduler(options(**changes))
     batcher = Batcher(shard, scheduler, observer=observer, warm_up=warm_up, now_ns=now_ns)
     loop = asyncio.create_task(batcher.run())
@@ -111,6 +122,12 @@ async def running(shard, *, observer=None, now_ns=time.perf_counter_ns, warm_up=
     allocator = scheduler.queue.admission.allocator
     allocator.forget_prefixes()
     assert len(allocator.free_blocks) == allocator.capacity
+
+
+@pytest.fixture(params=[None, "grpc", "link"], ids=["in process", "grpc", "link"])
+def reached(request, tmp_path):
+    """How the shard is reached, for `running`."""
+    return request.param and (request.param, tmp_path)
 
 
 async def read(stream):
@@ -134,8 +151,8 @@ async def test_free_blocks_are_those_that_no_running_request_holds():
     assert (recorder.free_blocks[0], min(recorder.free_blocks), recorder.free_blocks[-1]) == (63, 61, 63)
 
 
-async def test_a_stream_yields_its_tokens_and_its_end():
-    async with running(ScriptedShard(say("Hi", " you"))) as (batcher, _, _):
+async def test_a_stream_yields_its_tokens_and_its_end(reached):
+    async with running(ScriptedShard(say("Hi", " you")), reached=reached) as (batcher, _, _):
         stream = batcher.submit(valid_request(3, 9))
         events = await read(stream)
 
@@ -148,8 +165,8 @@ async def test_a_stream_yields_its_tokens_and_its_end():
     assert end.queued_ns <= end.started_ns
 
 
-async def test_a_stream_yields_prompt_details_and_top_tokens():
-    async with running(ScriptedShard(say("Hi"))) as (batcher, _, _):
+async def test_a_stream_yields_prompt_details_and_top_tokens(reached):
+    async with running(ScriptedShard(say("Hi")), reached=reached) as (batcher, _, _):
         details, token, end = await read(batcher.submit(valid_request(3, 2, prefill_logprobs=True, top_n_tokens=2)))
 
     assert isinstance(details, PrefillDone)
@@ -158,19 +175,19 @@ async def test_a_stream_yields_prompt_details_and_top_tokens():
     assert len(end.top_tokens) == 2
 
 
-async def test_several_tokens_of_one_step_arrive_as_several_events():
+async def test_several_tokens_of_one_step_arrive_as_several_events(reached):
     observer = Recorder()
     shard = ScriptedShard(lambda _: Reply(("a", "b", "c", "d"), tokens_per_step=3))
-    async with running(shard, observer=observer) as (batcher, _, _):
+    async with running(shard, reached=reached, observer=observer) as (batcher, _, _):
         events = await read(batcher.submit(valid_request(3, 4)))
 
     assert [type(event) for event in events] == [TokenArrived, TokenArrived, TokenArrived, Finished]
     assert (observer.counts["skipped 2"], observer.counts["skipped 0"]) == (1, 1)
 
 
-async def test_requests_that_wait_together_share_a_forward():
+async def test_requests_that_wait_together_share_a_forward(reached):
     shard = ScriptedShard()
-    async with running(shard) as (batcher, _, _):
+    async with running(shard, reached=reached) as (batcher, _, _):
         await asyncio.gather(*(read(batcher.submit(valid_request(4, 5))) for _ in range(8)))
 
     assert [batch.size for batch, _ in shard.called("prefill")] == [8]
@@ -185,16 +202,19 @@ async def test_a_request_that_could_never_run_is_refused_at_once():
 
 
 @pytest.mark.parametrize("supports_chunking", [True, False])
-async def test_closing_a_running_stream_frees_its_blocks_and_leaves_the_others_alone(supports_chunking):
+async def test_closing_a_running_stream_frees_its_blocks_and_leaves_the_others_alone(reached, supports_chunking):
     observer = Recorder()
     shard = ScriptedShard(say(*"abcdefgh"))
-    async with running(shard, observer=observer, supports_chunking=supports_chunking) as (batcher, scheduler, _):
+    async with running(shard, reached=reached, observer=observer, supports_chunking=supports_chunking) as (
+        batcher,
+        scheduler,
+        _,
+    ):
         leaving, staying = batcher.submit(valid_request(4, 8)), batcher.submit(valid_request(4, 8))
         await anext(leaving)
         leaving.close()
         leaving.close()
         events = await read(staying)
-        await quiet()
 
         assert len(events) == 8
         assert scheduler.entries == ()
@@ -217,9 +237,9 @@ async def test_closing_a_waiting_stream_removes_it_from_the_queue():
         assert observer.counts["dropped"] == 1
 
 
-async def test_a_reader_of_a_closed_stream_gets_no_more_events():
+async def test_a_reader_of_a_closed_stream_gets_no_more_events(reached):
     gate = Gate("prefill")
-    async with running(ScriptedShard(gate=gate)) as (batcher, _, _):
+    async with running(ScriptedShard(gate=gate), reached=reached) as (batcher, _, _):
         stream = batcher.submit(valid_request(4, 4))
         reader = asyncio.create_task(read(stream))
         await gate.reached.wait()
@@ -228,11 +248,11 @@ async def test_a_reader_of_a_closed_stream_gets_no_more_events():
         gate.opened.set()
 
 
-async def test_a_failed_step_ends_its_requests_and_clears_the_batch():
+async def test_a_failed_step_ends_its_requests_and_clears_the_batch(reached):
     observer = Recorder()
     shard = ScriptedShard(say("a", "b", "c"))
     shard.failures["decode"] = ShardError("out of memory")
-    async with running(shard, observer=observer) as (batcher, _, _):
+    async with running(shard, reached=reached, observer=observer) as (batcher, _, _):
         streams = [batcher.submit(valid_request(4, 4)) for _ in range(2)]
         outcomes = await asyncio.gather(*map(read, streams), return_exceptions=True)
         again = await read(batcher.submit(valid_request(4, 4)))
@@ -244,9 +264,9 @@ async def test_a_failed_step_ends_its_requests_and_clears_the_batch():
     assert (observer.counts["generation"], observer.counts["failed decode"]) == (2, 1)
 
 
-async def test_a_failed_join_leaves_the_running_batch_alone():
+async def test_a_failed_join_leaves_the_running_batch_alone(reached):
     shard = ScriptedShard(say(*"abcdefgh"), info=PLAIN)
-    async with running(shard, waiting_served_ratio=0.0) as (batcher, _, _):
+    async with running(shard, reached=reached, waiting_served_ratio=0.0) as (batcher, _, _):
         old = batcher.submit(valid_request(4, 8))
         await anext(old)
         shard.failures["prefill"] = ShardError("bad prompt")
@@ -280,9 +300,9 @@ async def test_reliability_F1_a_lost_connection_ends_running_and_waiting_request
     assert not healthy
 
 
-async def test_reliability_F6_a_request_missing_from_the_shards_batch_fails_alone():
+async def test_reliability_F6_a_request_missing_from_the_shards_batch_fails_alone(reached):
     shard = ScriptedShard(lambda request: Reply(("a", "b", "c"), drop_after=1 if request.id == 0 else None))
-    async with running(shard) as (batcher, _, _):
+    async with running(shard, reached=reached) as (batcher, _, _):
         streams = [batcher.submit(valid_request(4, 4)) for _ in range(2)]
         dropped, other = await asyncio.gather(*map(read, streams), return_exceptions=True)
 
@@ -291,10 +311,10 @@ async def test_reliability_F6_a_request_missing_from_the_shards_batch_fails_alon
         assert batcher.is_healthy
 
 
-async def test_reliability_F9_a_failed_filter_ends_everything():
+async def test_reliability_F9_a_failed_filter_ends_everything(reached):
     shard = ScriptedShard(lambda request: Reply(("a",) * (1 if request.id == 0 else 9)))
     shard.failures["filter_batch"] = ShardError("unknown batch")
-    async with running(shard, max_batch_size=2) as (batcher, _, loop):
+    async with running(shard, reached=reached, max_batch_size=2) as (batcher, _, loop):
         streams = [batcher.submit(valid_request(4, 9)) for _ in range(3)]
         ended, kept, waiting = await asyncio.gather(*map(read, streams), return_exceptions=True)
         with pytest.raises(ShardError, match="unknown batch"):
@@ -309,11 +329,11 @@ async def test_reliability_F9_a_failed_filter_ends_everything():
             batcher.submit(valid_request(1, 1))
 
 
-async def test_reliability_F9_a_failed_clear_ends_the_loop():
+async def test_reliability_F9_a_failed_clear_ends_the_loop(reached):
     gate = Gate("decode")
     shard = ScriptedShard(say(*"abcdefgh"), gate=gate)
     shard.failures["clear_cache"] = ShardError("unknown batch")
-    async with running(shard) as (batcher, _, loop):
+    async with running(shard, reached=reached) as (batcher, _, loop):
         stream = batcher.submit(valid_request(4, 8))
         await gate.reached.wait()
         stream.close()
@@ -375,9 +395,9 @@ MALFORMED_REPLIES = {
 
 
 @pytest.mark.parametrize("alter", MALFORMED_REPLIES.values(), ids=MALFORMED_REPLIES)
-async def test_hardening_R1_a_malformed_reply_is_a_failed_step(alter):
+async def test_hardening_R1_a_malformed_reply_is_a_failed_step(reached, alter):
     shard = altered(ScriptedShard(say("a", "b", "c")), alter)
-    async with running(shard) as (batcher, _, loop):
+    async with running(shard, reached=reached) as (batcher, _, loop):
         with pytest.raises(GenerationError, match="the model server"):
             await read(batcher.submit(valid_request(4, 3)))
         events = await read(batcher.submit(valid_request(4, 3)))
