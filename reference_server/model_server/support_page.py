@@ -64,12 +64,11 @@ dequantized at load. `/info` shows the method and, under `kernels`, the kernels 
 
 Activations are rounded with `bitsandbytes`, with fp8 on tensor cores, and by the compiled CPU product (`int8-vnni`,
 `int4-vnni`, `int8-avx2`, `int4-avx2`): to int8, with one scale for each token and group of 32 to 128 inputs. That
-product takes int4 and int8 in groups of a multiple of 4 inputs or with one scale per output, in the dtype that the
-processor is served in by default: bfloat16 with AVX-512 BF16 or AMX, else float32. With the other dtype activations are
-not rounded. With such products the head has int8 weights too, unless several shards divide it. On 20,480 held-out
-tokens of `preset:tiny-llama` the KL divergence from the bfloat16 model is 0.00032 per token with `eetq` and 0.00551
-with four bits in groups of 32; with the same weights in the layers, float products and a plain head 0.00019 and
-0.00545.
+product takes int4 and int8 in groups of a multiple of 4 inputs or with one scale per output, in bfloat16, and in
+float32 on processors without AVX-512 BF16 and AMX. On a processor with them, activations are not rounded in float32.
+With such products the head has int8 weights too, unless several shards divide it. On 20,480 held-out tokens of
+`preset:tiny-llama` the KL divergence from the bfloat16 model is 0.00032 per token with `eetq` and 0.00551 with four
+bits in groups of 32; with the same weights in the layers, float products and a plain head 0.00019 and 0.00545.
 
 The GPU column has not been run on a GPU: its products are torch's, chosen by device and compute capability. ROCm is the
 same, except that fp8 weights are dequantized for each product.

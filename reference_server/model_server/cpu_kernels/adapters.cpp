@@ -3,8 +3,9 @@
 // Both are the packed products of linear.cpp, on rows that are gathered first. A group is divided into pieces of as
 // many rows as that kernel computes at a time, and threads share the pieces.
 #include "kernels.h"
+#include "panels.h"
 
-#ifdef __AVX512BF16__
+#ifdef REFERENCE_SERVER_PANELS
 #include <algorithm>
 #include <vector>
 

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 COMPILERS = ("c++", "g++", "clang++")
 SOURCES = (
     "linear.cpp",
+    "panels_avx512.cpp",
+    "panels_avx2.cpp",
     "float8_linear.cpp",
     "attention.cpp",
     "elementwise.cpp",

@@ -8,7 +8,7 @@
 // The `bits` of a weight of eight-bit floats.
 constexpr int64_t kFloat8Bits = -8;
 
-// A linear whose weight is packed as in linear.cpp if `bits` is 0, as in float8_linear.cpp if it is kFloat8Bits, else as
+// A linear whose weight is packed as in panels.h if `bits` is 0, as in float8_linear.cpp if it is kFloat8Bits, else as
 // in integers.h; `packed` are its codes, and `multipliers` the factors of eight-bit floats. bias: [outputs] or null.
 struct Product {
   const void* packed;
@@ -45,7 +45,7 @@ struct Geometry {
 
 enum class Activation : int64_t { kSilu, kGeluTanh, kGeluErf, kRelu };
 
-// Addition of an adapter to the outputs of one part of a site: `b`, packed as in linear.cpp, with `rank` inputs, which
+// Addition of an adapter to the outputs of one part of a site: `b`, packed as in panels.h, with `rank` inputs, which
 // are those from `first_rank` on of A's product.
 struct AdapterUpdate {
   const void* packed;

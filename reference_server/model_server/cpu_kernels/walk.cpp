@@ -4,8 +4,9 @@
 // models/fused/compiled_walk.py writes once. For bfloat16 only: other types have no packed product.
 #include "float8.h"
 #include "kernels.h"
+#include "panels.h"
 
-#ifdef __AVX512BF16__
+#ifdef REFERENCE_SERVER_PANELS
 #include <algorithm>
 #include <memory>
 #include <utility>

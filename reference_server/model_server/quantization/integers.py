@@ -14,6 +14,7 @@ from torch import Tensor
 
 from reference_server.model_server.cpu_kernels import build
 from reference_server.model_server.cpu_kernels.fakes import INTEGER_LINEARS
+from reference_server.model_server.cpu_kernels.processor import has_bfloat16
 from reference_server.model_server.quantization import packed_integers
 from reference_server.model_server.quantization.packed_integers import PackedIntegers
 
@@ -46,12 +47,12 @@ def instructions() -> str | None:
 def can_compile(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the compiled kernel is used for this type.
 
-    If float32 was chosen on a processor with a bfloat16 product, exact results are expected: inputs are not rounded.
+    If float32 was chosen on a processor that computes in bfloat16 by default, exact results are expected: inputs are
+    not rounded.
     """
-    if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float32) or _route.is_float:
+    if device.type != "cpu" or _route.is_float or instructions() is None:
         return False
-    has_bfloat16 = hasattr(build.kernels(), "linear")
-    return instructions() is not None and dtype == (torch.bfloat16 if has_bfloat16 else torch.float32)
+    return dtype == torch.bfloat16 or (dtype == torch.float32 and not has_bfloat16())
 
 
 class IntegerProduct:

@@ -1,8 +1,8 @@
 """A linear whose weight is stored in the layout that its product reads, on a CPU in bfloat16 or float16.
 
-Two products have such a layout. The compiled kernel's is the faster one at every row count (cpu_kernels/linear.cpp): at
+Two products have such a layout. The compiled kernel's is the faster one at every row count (cpu_kernels/panels.h): at
 192 x 576 and one row 6 us against 16, at 768 x 2304 and 8 rows 130 against 149. oneDNN's is used without a compiler or
-without the processor's instruction. Plain `F.linear` reorders the weight on every call, which costs more than the
+without AVX2. Plain `F.linear` reorders the weight on every call, which costs more than the
 product at few rows.
 """
 
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reference_server.model_server.cpu_kernels import build
+from reference_server.model_server.cpu_kernels.processor import has_bfloat16_product
 from reference_server.model_server.memory.weight_memory import placed
 
 # Whether oneDNN has a product of a type on this processor: bfloat16 needs AVX-512, float16 AVX-512 FP16.
@@ -86,8 +86,7 @@ def can_pack(weight: Tensor) -> bool:
 
 def can_compile(weight: Tensor) -> bool:
     """Whether the compiled product takes the weight: bfloat16, an even number of inputs, on a processor that has it."""
-    operators = build.kernels() if weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0 else None
-    return operators is not None and hasattr(operators, "linear")
+    return weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0 and has_bfloat16_product()
 
 
 def _has_onednn_product(dtype: torch.dtype) -> bool:

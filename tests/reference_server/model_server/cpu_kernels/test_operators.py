@@ -22,9 +22,7 @@ from reference_server.model_server.step_state import Step, StepMetadata, StepTen
 
 kernels = build.kernels()
 pytestmark = pytest.mark.skipif(build.find_compiler() is None, reason="there is no C++ compiler")
-multiplies = pytest.mark.skipif(
-    not hasattr(kernels, "linear"), reason="this processor has no bfloat16 product instruction"
-)
+multiplies = pytest.mark.skipif(not hasattr(kernels, "linear"), reason="this processor has no bfloat16 product")
 BF16, FP32 = torch.bfloat16, torch.float32
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 # Sums in another order: over 600 cases the compiled attention is 6e-7 off the one in float64 at most, torch's 1.3e-6.
@@ -45,7 +43,8 @@ def test_every_operator_for_the_instructions_of_this_processor_is_there() -> Non
     """Otherwise the tests of an operator are skipped where it is broken."""
     flags = set(Path("/proc/cpuinfo").read_text().split())
 
-    expected = {"linear", "walk"} if "avx512_bf16" in flags else set()
+    has_product = "avx512_bf16" in flags or {"avx2", "fma"} <= flags
+    expected = {"linear", "walk", "adapters"} if has_product else set()
     if {"avx512_bf16", "avx512vbmi"} <= flags:
         expected.add("float8_linear")
     if "avx512_vnni" in flags:

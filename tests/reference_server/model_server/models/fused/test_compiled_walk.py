@@ -25,8 +25,9 @@ from tests.support.models.tiny_models import make_tiny_model
 
 BF16 = torch.bfloat16
 BLOCK_SIZE, NUM_BLOCKS, MOST_KEYS = 16, 260, 60
-multiplies = pytest.mark.skipif(
-    not hasattr(build.kernels(), "walk"), reason="this processor has no bfloat16 product instruction"
+multiplies = pytest.mark.skipif(not hasattr(build.kernels(), "walk"), reason="this processor has no bfloat16 product")
+multiplies_float8 = pytest.mark.skipif(
+    not hasattr(build.kernels(), "float8_linear"), reason="this processor has no product of eight-bit floats"
 )
 
 # Gated by a silu: both walks run the same kernels.
@@ -70,7 +71,7 @@ def test_a_decode_step_equals_the_one_operator_by_operator(name: str, rows: int)
 # Weights of eight bits with a scale per output, and of four in groups: bias and tied or plain heads.
 @multiplies
 @torch.no_grad()
-@pytest.mark.parametrize("weights", ["int4", "int8", "fp8"])
+@pytest.mark.parametrize("weights", ["int4", "int8", pytest.param("fp8", marks=multiplies_float8)])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "llama-tied-llama3-rope"])
 def test_a_quantized_decode_step_equals_the_one_operator_by_operator(name: str, weights: str) -> None:
     plain, plain_state = decoder_of(name, weights)
