@@ -54,7 +54,8 @@ class ModelConfig(CommonConfig):
     dtype: Dtype | None = Field(
         None,
         description="Data type of the computation. Unset: on a GPU the model's own; on a CPU bfloat16 if the processor "
-        "has instructions for it, otherwise float32.",
+        "has instructions for it (AVX-512 BF16, AMX), with AVX2 also for decoders without images and experts; "
+        "otherwise float32.",
     )
     kv_cache_dtype: Annotated[
         KVCacheDtype | None, Tunable(choices=("auto", "fp8_e4m3fn"), when="quantize in ['none', 'fp8']")

@@ -104,13 +104,14 @@ _TIER_OF_OWN_CODE: dict[str, Tier] = {"AutoModelForCausalLM": "padded", "AutoMod
 """The tier of a model with its own code, by the key in its `auto_map`."""
 
 
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "moe_num_experts")
 # Least value, greatest value, names of the field in the families.
 LIMITS = (
     (1, 1000, ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers",
                "decoder_layers")),
     (1, 4096, ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_key_value_heads", "num_kv_heads",
                "kv_n_heads", "encoder_attention_heads", "decoder_attention_heads")),
-    (0, 4096, ("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "moe_num_experts")),
+    (0, 4096, EXPERTS),
     (1, 1 << 21, ("vocab_size",)),
     (1, 1 << 27, ("max_position_embeddings", "n_positions", "max_seq_len", "original_max_position_embeddings")),
     (1, 1 << 17, ("hidden_size", "n_embd", "d_model", "head_dim", "word_embed_proj_dim")),
@@ -166,6 +167,11 @@ def _numbers(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield from _numbers(value, f"{prefix}{name}.")
         elif name in _RANGES and value is not None:
             yield prefix + name, value
+
+
+def has_experts(config: Mapping[str, Any]) -> bool:
+    """Whether a config, as a dict, is of a mixture of experts."""
+    return any(count and name.rpartition(".")[2] in EXPERTS for name, count in _numbers(config))
 
 
 def max_positions(config: Any) -> int | None:

@@ -24,12 +24,13 @@ from reference_server import model_files
 from reference_server.errors import StartupError, UnsupportedError
 from reference_server.json_files import read_json
 from reference_server.model_files import ModelPaths
+from reference_server.model_server.cpu_kernels.processor import has_bfloat16, has_bfloat16_product
 from reference_server.model_server.device import choose_device
 from reference_server.model_server.distributed import RankGroup
 from reference_server.model_server.models import rotary, transformers_compat, vision
 from reference_server.model_server.models.adapters.linears import AdaptableLinear, linears_of, shapes_of
 from reference_server.model_server.models.cache_type import CacheType
-from reference_server.model_server.models.families import ModelFamily, find_family
+from reference_server.model_server.models.families import ModelFamily, find_family, has_experts
 from reference_server.model_server.models.generation_defaults import ignored
 from reference_server.model_server.models.hooks import ATTENTION_NAME, register
 from reference_server.model_server.models.language_part import LanguagePart
@@ -117,7 +118,7 @@ def load(
     _warn(options, files, family, raw)
     _refuse_unserved(options, family, config, tier, group)
     quantization = _quantization(options, files, raw, tier, device)
-    dtype = resolve_dtype(options, device, config, quantization)
+    dtype = resolve_dtype(options, device, config, quantization, is_packed=_is_packed(family, tier, config))
     if options.rope is not None:
         rotary.override(config.get_text_config(), options.rope)
     model = _build_empty(config, files, family, tier, dtype)
@@ -209,7 +210,7 @@ def expected_weight_bytes(options: EngineOptions, files: ModelPaths) -> int:
     config = _config(files, family)
     device, tier = choose_device(), options.tier or family.tier
     quantization = _quantization(options, files, raw, tier, device)
-    dtype = resolve_dtype(options, device, config, quantization)
+    dtype = resolve_dtype(options, device, config, quantization, is_packed=_is_packed(family, tier, config))
     model = transformers_compat.build_empty(model_class_of(config, files, family, tier), config, dtype)
     tied = transformers_compat.tied_names(model)
     sizes = {name: parameter.nbytes for name, parameter in model.named_parameters() if name not in tied}
@@ -251,9 +252,18 @@ def model_class_of(config: PretrainedConfig, files: ModelPaths, family: ModelFam
 
 
 def resolve_dtype(
-    options: EngineOptions, device: torch.device, config: PretrainedConfig, quantization: Quantization | None = None
+    options: EngineOptions,
+    device: torch.device,
+    config: PretrainedConfig,
+    quantization: Quantization | None = None,
+    *,
+    is_packed: bool = False,
 ) -> torch.dtype:
-    """`--dtype`; else the dtype of the config on an accelerator, and the fastest dtype of the processor on a CPU."""
+    """`--dtype`; else the dtype of the config on an accelerator, and the fastest dtype of the processor on a CPU.
+
+    is_packed: whether the model computes almost only packed linears and attention, which have kernels for bfloat16 on
+    processors without instructions for it.
+    """
     if options.dtype is not None:
         return {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}[options.dtype]
     if device.type != "cpu" and quantization is not None:
@@ -261,8 +271,12 @@ def resolve_dtype(
         return torch.bfloat16
     if device.type != "cpu":
         return config.dtype if isinstance(config.dtype, torch.dtype) else torch.bfloat16
-    has_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if has_bfloat16 else torch.float32
+    return torch.bfloat16 if has_bfloat16() or (is_packed and has_bfloat16_product()) else torch.float32
+
+
+def _is_packed(family: ModelFamily, tier: Tier, config: PretrainedConfig) -> bool:
+    """Whether the model is a decoder without other large parts: vision towers and experts stay plain."""
+    return tier == "ragged" and not family.has_images and not has_experts(config.to_dict())
 
 
 def _refuse_unloaded(model: Any) -> None:

@@ -7,6 +7,7 @@ import torch
 from transformers import PretrainedConfig
 
 from reference_server.model_server.device import choose_device, make_current, no_waits
+from reference_server.model_server.models import loader
 from reference_server.model_server.models.loader import resolve_dtype
 from reference_server.model_server.options import EngineOptions
 
@@ -32,6 +33,26 @@ def test_the_dtype_on_a_gpu_is_that_of_the_model() -> None:
     assert resolve_dtype(options, gpu, PretrainedConfig(dtype=torch.float16)) is torch.float16
     assert resolve_dtype(options, gpu, PretrainedConfig()) is torch.bfloat16
     assert resolve_dtype(EngineOptions("m", dtype="float32"), gpu, PretrainedConfig()) is torch.float32
+
+
+@pytest.mark.parametrize(
+    ("instructions", "product", "is_packed", "expected"),
+    [
+        (True, True, False, torch.bfloat16),
+        (False, True, True, torch.bfloat16),
+        (False, True, False, torch.float32),
+        (False, False, True, torch.float32),
+    ],
+)
+def test_the_dtype_on_a_cpu_is_bfloat16_if_all_parts_of_the_model_are_fast_in_it(
+    monkeypatch: pytest.MonkeyPatch, instructions: bool, product: bool, is_packed: bool, expected: torch.dtype
+) -> None:
+    monkeypatch.setattr(loader, "has_bfloat16", lambda: instructions)
+    monkeypatch.setattr(loader, "has_bfloat16_product", lambda: product)
+    cpu, config = torch.device("cpu"), PretrainedConfig(dtype=torch.float16)
+
+    assert resolve_dtype(EngineOptions("m"), cpu, config, is_packed=is_packed) is expected
+    assert resolve_dtype(EngineOptions("m", dtype="float32"), cpu, config, is_packed=is_packed) is torch.float32
 
 
 def test_waits_are_errors_only_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from transformers import AutoConfig
 
 from reference_server.errors import ShardError, StartupError, UnsupportedError
 from reference_server.model_server.calls.local_shard import LocalShard
-from reference_server.model_server.models.families import FAMILIES, find_family, max_positions
+from reference_server.model_server.models.families import FAMILIES, find_family, has_experts, max_positions
 from reference_server.model_server.models.shims import mpt
 from tests.support.models.shard_driver import ShardDriver
 from tests.support.models.tiny_configs import CONFIGS
@@ -26,6 +26,13 @@ def test_every_ragged_family_has_a_tiny_model() -> None:
 
 def test_a_model_type_has_one_row() -> None:
     assert len({family.model_type for family in FAMILIES}) == len(FAMILIES)
+
+
+def test_mixtures_of_experts_are_found_by_their_configs() -> None:
+    configs = {name: AutoConfig.for_model(**config).to_dict() for name, config in CONFIGS.items()}
+
+    mixtures = {config["model_type"] for config in configs.values() if has_experts(config)}
+    assert mixtures == {"mixtral", "qwen2_moe", "qwen3_moe", "phimoe", "dbrx", "deepseek_v2", "deepseek_v3"}
 
 
 @pytest.mark.parametrize(
