@@ -54,9 +54,9 @@ class StudySection(BaseModel):
     )
     sampler: SamplerName = Field(
         "auto",
-        description="Method that selects the configurations. auto: an initial design, of whose values the better "
-        "half is kept, then TPE; a surrogate model for a server of a profile. tpe, gp, random, qmc, nsga2: Optuna's "
-        "samplers. grid: every combination. coordinate: one parameter at a time, from the best configuration so far.",
+        description="Method that selects the configurations. auto: an initial design, then TPE over the better half "
+        "of its values; for a server of a profile, a surrogate model. tpe, gp, random, qmc, nsga2: Optuna's samplers. "
+        "grid: every combination. coordinate: one parameter at a time, from the best configuration so far.",
     )
     simulator: SimulatorUse = Field(
         "auto",
@@ -98,8 +98,8 @@ class StudySection(BaseModel):
         10,
         ge=0,
         validation_alias=AliasChoices("drift_check_every", "anchor_every"),
-        description="Number of launches between drift checks. The first check launches the best configuration again, "
-        "and later checks the same one, to find whether the machine became faster or slower. 0: no checks.",
+        description="Number of launches between drift checks. Every check launches the same configuration, the best "
+        "one at the first check, to detect whether the machine became faster or slower. 0: no checks.",
     )
     reuse: bool = Field(
         False,
@@ -108,8 +108,8 @@ class StudySection(BaseModel):
     )
     mixed: bool = Field(
         False,
-        description="Accept workers with another device class, build or load. Their results are then compared although "
-        "they may differ for these reasons.",
+        description="Accept workers with another device class, build or load. The study compares their results "
+        "although these differences may change them.",
     )
 
     def num_trials(self, num_parameters: int) -> int:
@@ -138,14 +138,14 @@ class ServerSection(BaseModel):
     )
     command: str | None = Field(
         None,
-        description="kind command: command line of the server, in which {setting} is replaced by its value. kind "
-        "tgi-launcher: path of the launcher. kind profile: command line to use instead of the profile's.",
+        description="kind command: command line of the server; {setting} is replaced by its value. kind tgi-launcher: "
+        "path of the launcher. kind profile: command line to use instead of the profile's.",
     )
     image: str = Field(
         "ghcr.io/huggingface/text-generation-inference:latest", description="kind tgi-docker: container image."
     )
     volume: str | None = Field(
-        None, description="kind tgi-docker: directory of the host that the container sees as /data, as HOST_DIR:/data."
+        None, description="kind tgi-docker: directory of the host that is mounted as /data, as HOST_DIR:/data."
     )
     shm_size: str = Field("1g", description="kind tgi-docker: size of the container's shared memory, such as 1g.")
     gpus: tuple[Annotated[int, Field(ge=0)], ...] = Field(
@@ -242,7 +242,7 @@ class ParamSection(BaseModel):
         "an already quantized one.",
     )
     when: str | None = Field(
-        None, description="Expression over other settings. Where it is false, the parameter is left out."
+        None, description="Expression over other settings. If it is false, the parameter is left out."
     )
 
     @model_validator(mode="after")
@@ -305,8 +305,8 @@ class QualitySection(BaseModel):
         0.90,
         ge=0,
         le=1,
-        description="Smallest fraction of tokens that equal those of the defaults, over the first 64 tokens of each "
-        "answer. Finalists below it are rejected.",
+        description="Smallest accepted fraction of tokens that are equal to the tokens of the defaults, over the "
+        "first 64 tokens of each answer. A finalist below it is rejected.",
     )
     command: str | None = Field(
         None,
@@ -327,7 +327,7 @@ class TuneConfig(BaseModel):
     )
     objective: ObjectiveSection = Field(ObjectiveSection(), description="Metrics to improve, and limits.")
     param: dict[str, ParamSection] = Field(
-        default_factory=dict, description="Searched settings, by name. Default: those that the server marks as tunable."
+        default_factory=dict, description="Searched settings, by name. Default: all that the server marks as tunable."
     )
     forbid: tuple[ForbidSection, ...] = Field((), description="Combinations known to be impossible.")
     confirm: ConfirmSection = Field(

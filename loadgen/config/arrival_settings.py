@@ -63,7 +63,7 @@ class ArrivalSettings(BaseModel):
     stages_of: Literal["rate", "concurrency"] = Field(
         "rate", description="Unit of the targets of --stages: requests per second, or users of a closed loop."
     )
-    ramp_up: Seconds = Field(0.0, description="Time over which the users of mode closed start, evenly.")
+    ramp_up: Seconds = Field(0.0, description="Time in which the users of mode closed start, at equal intervals.")
     burstiness: float = Field(
         1.0,
         gt=0,

@@ -78,8 +78,8 @@ class LimitSettings(BaseModel):
         None,
         ge=1,
         le=1_000_000,
-        description="End the run, after --least-duration, when its requests have the information of this number of "
-        "independent ones: requests that wait in one queue depend on each other. --duration is then the longest "
+        description="End the run, after --least-duration, when its requests give as much information as this number of "
+        "independent requests; requests that wait in one queue depend on each other. --duration is then the longest "
         "measurement.",
     )
     least_duration: Seconds | None = Field(None, description="Shortest measurement with --independent-requests.")

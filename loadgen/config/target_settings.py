@@ -90,9 +90,10 @@ class TargetSettings(BaseModel):
         min_length=1,
         description="Model of the server that is started if neither --url nor --server is given.",
     )
-    api: ApiName = Field("auto", description="API of the requests. Default that of the detected server.")
+    api: ApiName = Field("auto", description="API of the requests. Default the API of the detected server.")
     engine: EngineName = Field(
-        "auto", description="Kind of server, which decides how tokens are counted and lengths forced. Default detected."
+        "auto",
+        description="Kind of server. It determines how tokens are counted and lengths are forced. Default detected.",
     )
     model: str | None = Field(None, description="Model name sent on OpenAI routes. Default the server's first model.")
     api_key: SecretStr | None = Field(
@@ -114,7 +115,7 @@ class TargetSettings(BaseModel):
     )
     ca_file: FileText | None = Field(
         None,
-        description="PEM file of the certificate authorities to trust for --url. Default those of the system.",
+        description="PEM file of the certificate authorities to trust for --url. Default the system's authorities.",
     )
     insecure: bool = Field(False, description="Do not check the server's certificate.")
     ready_timeout: Seconds = Field(600.0, gt=0, description="Longest time from the start of a server until it answers.")
@@ -127,8 +128,7 @@ class TargetSettings(BaseModel):
     )
     model_files: Annotated[tuple[FileText, ...], BeforeValidator(as_tuple)] = Field(
         (),
-        description="File or folder of weights for --file-cache; repeatable. Default those that the server's command "
-        "names.",
+        description="File or folder of weights for --file-cache; repeatable. Default those in the server's command.",
     )
 
     @model_validator(mode="before")

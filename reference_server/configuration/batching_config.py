@@ -15,8 +15,8 @@ class BatchingConfig(CommonConfig):
     max_concurrent_requests: Annotated[int, Tunable(1, 1024, log=True)] = Field(
         128,
         gt=0,
-        description="Largest number of requests that wait or run at once; the router refuses further ones with status "
-        "429.",
+        description="Largest number of requests that wait or run at once; the router refuses further requests with "
+        "status 429.",
     )
     waiting_served_ratio: Annotated[float | None, Tunable(0.05, 3.0, log=True, when="not prefill_chunking")] = Field(
         None,
@@ -31,8 +31,8 @@ class BatchingConfig(CommonConfig):
             None,
             gt=0,
             description="Largest number of prompt tokens in one prefill. A larger value computes prompts faster; it "
-            "takes more memory and delays running requests longer. Unset: in the launcher, what the GPU computes in "
-            "one second, otherwise 4096; at most the model's positions and what fits in memory.",
+            "takes more memory and delays running requests longer. Unset: in the launcher, the number of tokens that "
+            "the GPU computes in one second, otherwise 4096; limited by the model's positions and by the memory.",
         )
     )
     max_batch_total_tokens: Annotated[int | None, Tunable(1024, 1_048_576, log=True, multiple_of=64)] = Field(
@@ -83,7 +83,7 @@ class BatchingConfig(CommonConfig):
     )
     step_trace: Path | None = Field(
         None,
-        description="File that the router writes one row to for each step of the model: batch size, tokens, times. "
+        description="File to which the router writes one row for each step of the model: batch size, tokens, times. "
         "Unset: no file.",
     )
     check_invariants: bool = Field(False, description="Check the scheduler's invariants after every step.")

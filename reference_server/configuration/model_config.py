@@ -48,8 +48,8 @@ class ModelConfig(CommonConfig):
     ngram_rule: Literal["suffix", "tgi"] = Field(
         "suffix",
         description="Rule for drafts without a speculator. suffix: find earlier occurrences of the last 2 to 4 tokens, "
-        "and copy what follows the longest match, the latest one of equal ones. tgi: copy what follows the first "
-        "occurrence of the last token.",
+        "and copy the tokens after the longest match, or after the latest of equally long matches. tgi: copy the "
+        "tokens after the first occurrence of the last token.",
     )
     dtype: Dtype | None = Field(
         None,
@@ -92,7 +92,7 @@ class ModelConfig(CommonConfig):
     compiled_walk: Annotated[bool, FieldSource(takes_value=True, digits=True)] = Field(
         True,
         description="On a CPU, compute a whole decode step with one compiled operator if the model allows it. false: "
-        "one operator for each layer and operation, to find out whether it is at fault.",
+        "use one operator for each layer and operation, to test whether the compiled operator causes an error.",
     )
     cuda_graphs: Annotated[Integers | None, Tunable(choices=("0", "1,2,4,8,16,32"))] = Field(
         None,
@@ -157,8 +157,8 @@ class ModelConfig(CommonConfig):
     )
     disable_custom_kernels: bool = Field(
         False,
-        description="Compute with the model's own modules instead of fused kernels. Slower; set it to find out whether "
-        "a kernel is at fault.",
+        description="Compute with the model's own modules instead of fused kernels. Slower; set it to test whether a "
+        "kernel causes an error.",
     )
 
     @model_validator(mode="after")

@@ -22,16 +22,16 @@ The tier of a family is the way its forward runs: *ragged* packs all sequences i
 
 SHARDING = """
 The number of attention heads must be a multiple of the number of shards. The number of K/V heads must be a multiple or
-a divisor of it; with fewer K/V heads than shards, several shards hold the same K/V head. Other inner sizes must be
-divisible too, the vocabulary size need not be. The server refuses any other size and names it. On a CPU, shards
-communicate with gloo: results are correct, but sharding gives no speed.
+a divisor of the number of shards; with fewer K/V heads than shards, several shards hold the same K/V head. Other inner
+sizes must be multiples of the number of shards too, except the vocabulary size. The server refuses any other size and
+names it. On a CPU, shards communicate with gloo: results are correct, but sharding does not make the server faster.
 
 Several hosts share a model with `--num-nodes`, `--node-rank`, `--master-addr` and `--shard-addr` (docs/settings.md).
 """
 
 SPECULATORS = """
-`--speculate N` drafts by n-grams for every ragged family. A speculator drafts better; its checkpoint names its base
-model in `base_model_name_or_path`, which is downloaded and served with it:
+`--speculate N` drafts by n-grams for every ragged family. The drafts of a speculator are accepted more often. Its
+checkpoint names its base model in `base_model_name_or_path`; the base model is downloaded and served with it:
 
 | heads | recognised by | weights |
 |---|---|---|
@@ -39,22 +39,22 @@ model in `base_model_name_or_path`, which is downloaded and served with it:
 | Medusa V2 | the same | one block of each head, without output matrices |
 | MLP speculator | `model_type: mlp_speculator` | any weight files, with or without `tie_weights` and `scale_input` |
 
-Heads are served with every ragged family, quantized or not, with several shards and both schemas, and change no output.
-They are not quantized, and every shard holds all of them. They draft alone: a server with heads looks for no n-grams.
+Heads are served with every ragged family, quantized or not, with several shards and both schemas. They do not change
+the output. They are not quantized, and every shard holds all of them. A server with heads does not use n-grams.
 Refused: more tokens than heads (`--speculate`), `--ngram-rule tgi`, a base model of another tier, heads of other sizes
 than the base model's. Tokens without a draft are counted by reason in `tgi_undrafted_tokens`.
 
-Drafts of one request alone on a CPU are decided by the measured time of its steps. With several requests in a batch,
-several shards, or an accelerator, they are decided by the times that the warm-up has measured, which are the same on
-all shards.
+If one request runs alone on a CPU, the measured time of its steps decides whether it has drafts. With several requests
+in a batch, several shards, or an accelerator, the times of the warm-up decide; they are the same on all shards.
 """
 
 GENERATION_DEFAULTS = """A model with `is_causal: false` in its config is refused as well.
 
 ## Settings of a model's files
 
-Of `generation_config.json` only `eos_token_id` is applied. Parameters of requests have TGI's defaults, also where the
-file sets others (`temperature`, `top_p`, ...). At start a warning names each of these settings that the file changes:
+Only `eos_token_id` of `generation_config.json` is applied. The parameters of requests have TGI's defaults, even if the
+file sets other values (`temperature`, `top_p`, ...). At start a warning names each of these settings that the file
+changes:
 """
 
 QUANTIZATION = """The server recognises a quantized checkpoint from its config, without the flag. The linears of the
@@ -62,17 +62,18 @@ layers are quantized. Embeddings, norms, the head, routers, vision towers, proje
 in the compute type, as do linears that the checkpoint does not quantize. Quantized experts of a checkpoint are
 dequantized at load. `/info` shows the method and, under `kernels`, the kernels of the products.
 
-Activations are rounded with `bitsandbytes`, with fp8 on tensor cores, and by the compiled CPU product (`int8-vnni`,
-`int4-vnni`, `int8-avx2`, `int4-avx2`): to int8, with one scale for each token and group of 32 to 128 inputs. That
-product takes int4 and int8 in groups of a multiple of 4 inputs or with one scale per output, in bfloat16, and in
-float32 on processors without AVX-512 BF16 and AMX. On a processor with them, activations are not rounded in float32.
-With such products the head has int8 weights too, unless several shards divide it. On 20,480 held-out tokens of
-`preset:tiny-llama` the KL divergence from the bfloat16 model is 0.00032 per token with `eetq` and 0.00551 with four
-bits in groups of 32; with the same weights in the layers, float products and a plain head 0.00019 and 0.00545. With
-AVX2, where the bfloat16 model rounds less, it is 0.00015 with `eetq` and 0.00003 with float products (2,048 tokens).
+Three products round activations: `bitsandbytes`, fp8 on tensor cores, and the compiled CPU product (`int8-vnni`,
+`int4-vnni`, `int8-avx2`, `int4-avx2`), which rounds to int8 with one scale for each token and group of 32 to 128
+inputs. The compiled product takes int4 and int8 weights in groups of a multiple of 4 inputs or with one scale per
+output. It is used in bfloat16, and in float32 on processors without AVX-512 BF16 and AMX; on a processor with them,
+activations are not rounded in float32. With the compiled product the head has int8 weights too, unless several shards
+divide it. On 20,480 held-out tokens of `preset:tiny-llama` the KL divergence from the bfloat16 model is 0.00032 per
+token with `eetq` and 0.00551 with four bits in groups of 32. With the same weights in the layers, float products and a
+plain head it is 0.00019 and 0.00545. With AVX2, where the bfloat16 model rounds less, it is 0.00015 with `eetq` and
+0.00003 with float products (2,048 tokens).
 
-The GPU column has not been run on a GPU: its products are torch's, chosen by device and compute capability. ROCm is the
-same, except that fp8 weights are dequantized for each product.
+The products of the GPU column were not run on a GPU yet: they are torch's, chosen by device and compute capability.
+ROCm is the same, except that fp8 weights are dequantized for each product.
 """
 
 

@@ -130,14 +130,15 @@ SUMMARY_KEYS = {
     "metrics.NAME.exact": "Only ITL: whether the server sent the number of tokens of each event.",
     **{f"rates.NAME.{key}": text for key, text in INTERVAL.items()},
     "slo.objectives": "The objectives: metric and max or min.",
-    "slo.results": "Each objective in this order: its text, `value` with `lo` and `hi`, `attainment` (the share of "
-    "requests that succeeded within it, of those that failed or have a value), `required` (the share that a percentile "
-    "requires), `observed_met`, and `decision`: `met` or `missed` if the 95 % interval shows it, else `undecided`.",
+    "slo.results": "A row for each objective, in the same order: its text, `value` with `lo` and `hi`, `attainment` "
+    "(the share of requests within the objective, of all that failed or have a value), `required` (the share that a "
+    "percentile requires), `observed_met`, and `decision`: `met` or `missed` if the 95 % interval shows it, else "
+    "`undecided`.",
     **{f"slo.attainment.{key}": text for key, text in INTERVAL.items()},
     "slo.goodput_rps": "Requests per second that met every objective.",
     "slo.first_violated.OBJECTIVE": "Requests that missed this objective and met those before it.",
     "client.usage_mismatch_median": "Median relative distance of a usage count from its possible values.",
-    "client.only_errors": "True if every request failed with an error that a longer run would have as well.",
+    "client.only_errors": "True if every request failed with an error that a longer run has too.",
     "client.unfinished_answers": "Streams without a finish reason.",
     "client.answers": "Requests that succeeded in the window.",
     "client.burst_events": "Mean number of events that arrive together.",

@@ -18,8 +18,8 @@ from reports.text import markdown_table
 
 INTRODUCTION = f"""# Files of a run
 
-A run directory (`runs/<id>`) contains these files. Every file has the version of the format, {SCHEMA_VERSION}, as
-`schema_version`. Times in seconds or nanoseconds count from the run's start on the generator's monotonic clock; the
+A run directory (`runs/<id>`) contains these files. In every file, `schema_version` is the version of the format,
+{SCHEMA_VERSION}. Times in seconds or nanoseconds count from the run's start on the generator's monotonic clock; the
 time of an event that did not occur is null. [notebook.md](notebook.md) reads the files as frames. `make docs` generates
 this page.
 
@@ -59,7 +59,7 @@ def render_page() -> Iterator[str]:
                 ("status", "meaning"), [(f"`{name}`", text) for name, text in STATUS_TEXT.items()]
             )
     yield "## `summary.json`\n"
-    yield "Capitals are a placeholder for a metric of [metrics.md](metrics.md) or a percentile such as `p95`.\n"
+    yield "Words in capitals are placeholders for a metric of [metrics.md](metrics.md) or a percentile such as `p95`.\n"
     yield from markdown_table(("key", "meaning"), [(f"`{key}`", text) for key, text in SUMMARY_KEYS.items()])
     yield "## `manifest.json`\n"
     yield from markdown_table(("key", "meaning"), [(f"`{key}`", text) for key, text in MANIFEST_KEYS.items()])

@@ -11,18 +11,21 @@ from reports.text import markdown_table
 INTRODUCTION = """# Metrics
 
 A metric has one name in objectives (`--slo`), limits (`[[objective.limit]]`, `--require`), `--gate`, tables and
-`summary.json`. Times in files are seconds (`ttft_s`); in objectives, limits and tables they are milliseconds with a
-statistic: `ttft_p95_ms`, `tpot_mean_ms`, `e2e_p99.9_ms`. Statistics are `mean` and percentiles (`p1` to `p99.9`), in
-tables also `min` and `max`. Rates and fractions have no statistic: `output_tokens_per_s`, `error_rate`. In an open
-loop, `ttft_…_ms` and `e2e_…_ms` count from the scheduled time of the request (`ttft_co_s`, `e2e_co_s`).
+`summary.json`. Times in files are in seconds (`ttft_s`). In objectives, limits and tables, times are in milliseconds
+and have a statistic: `ttft_p95_ms`, `tpot_mean_ms`, `e2e_p99.9_ms`. Statistics are `mean` and percentiles (`p1` to
+`p99.9`), in tables also `min` and `max`. Rates and fractions have no statistic: `output_tokens_per_s`, `error_rate`. In
+an open loop, `ttft_…_ms` and `e2e_…_ms` count from the scheduled time of the request (`ttft_co_s`, `e2e_co_s`).
 
 In formulas, `t_…` are the times of a request (`requests.parquet`, see [files.md](files.md)), `n_out` is its number of
 output tokens and `k1` the number of tokens of its first event. ↓: lower is better, ↑: higher is better. `make docs`
 generates this page.
 """
 SECTIONS: tuple[tuple[str, Sequence[RequestMetric | PooledMetric | RunMetric]], ...] = (
-    ("One value for each request\n\nFor the requests that started in the window.", PER_REQUEST),
-    ("One value for each event or token\n\nPooled over the requests that started in the window.", POOLED),
+    ("One value for each request\n\nThese metrics include the requests that started in the window.", PER_REQUEST),
+    (
+        "One value for each event or token\n\nThe values are pooled over the requests that started in the window.",
+        POOLED,
+    ),
     ("One value for the run", PER_RUN),
 )
 BETTER = {Direction.LOWER: "↓", Direction.HIGHER: "↑", Direction.NONE: ""}
@@ -38,7 +41,7 @@ def render_page() -> Iterator[str]:
             [(f"`{each.name}`", each.title, each.unit, BETTER[each.direction], each.formula) for each in metrics],
         )
     yield "## The server's own metrics\n"
-    yield "From the server's `/metrics`, over the window. The first series that the server has is used.\n"
+    yield "From the server's `/metrics`, over the window. If the server has several of the series, the first is used.\n"
     yield from markdown_table(
         ("name", "metric", "unit", "kind", "series"),
         [

@@ -125,7 +125,7 @@ class FailureSection(BaseModel):
 
     model_config = _STRICT
 
-    match: str = Field(description="Case-insensitive regular expression, searched in the end of the log.")
+    match: str = Field(description="Case-insensitive regular expression, searched in the last lines of the log.")
     cause: LogCause = Field(description="memory, no_cache, flag or crash.")
     grows_with: tuple[Name, ...] = Field((), description="Settings whose equal or larger values also fail.")
     shrinks_with: tuple[Name, ...] = Field((), description="Settings whose equal or smaller values also fail.")

@@ -174,7 +174,7 @@ class Metrics:
             "tgi_request_inference_duration", "First batched to last token, seconds.", seconds
         )
         self.request_mean_time_per_token_duration = Histogram(
-            "tgi_request_mean_time_per_token_duration", "Inference time by generated tokens, seconds.", seconds
+            "tgi_request_mean_time_per_token_duration", "Inference time divided by generated tokens, seconds.", seconds
         )
         self.request_first_token_duration = Histogram(
             "tgi_request_first_token_duration", "Arrival to first token (TTFT), seconds.", seconds
@@ -217,7 +217,7 @@ class Metrics:
             "tgi_batch_decode_duration", "Token decoding time the model server reports, seconds.", seconds, "method"
         )
         self.batch_filter_duration = Histogram(
-            "tgi_batch_filter_duration", "Handing out tokens and filtering, seconds.", seconds, "method"
+            "tgi_batch_filter_duration", "Time to deliver tokens and to filter the batch, seconds.", seconds, "method"
         )
         self.batch_concat_duration = Histogram(
             "tgi_batch_concat_duration", "Batch merging time the model server reports, seconds.", seconds, "method"
@@ -231,14 +231,18 @@ class Metrics:
         self.loaded_adapters = Gauge("tgi_adapters", "Loaded adapters.")
         self.adapter_bytes = Gauge("tgi_adapter_bytes", "Memory of the adapters loaded at run time, on one shard.")
         self.prompt_tokens = Counter("tgi_prompt_tokens", "Prompt tokens of requests that were batched.")
-        self.prefix_hit_tokens = Counter("tgi_prefix_hit_tokens", "Of them, those whose K/V were cached.")
-        self.draft_tokens = Counter("tgi_draft_tokens", "Tokens of drafts that a step verified.")
-        self.accepted_tokens = Counter("tgi_accepted_tokens", "Of them, those that were accepted.")
+        self.prefix_hit_tokens = Counter("tgi_prefix_hit_tokens", "Prompt tokens whose K/V were cached.")
+        self.draft_tokens = Counter("tgi_draft_tokens", "Draft tokens that a step verified.")
+        self.accepted_tokens = Counter("tgi_accepted_tokens", "Draft tokens that were accepted.")
         self.draft_tokens_by_place = Counter(
-            "tgi_draft_tokens_per_position", "Tokens of drafts, by their place in the draft from 1 on.", "position"
+            "tgi_draft_tokens_per_position",
+            "Draft tokens that a step verified, by their place in the draft, from 1.",
+            "position",
         )
         self.accepted_tokens_by_place = Counter(
-            "tgi_accepted_tokens_per_position", "Of them, those that were accepted.", "position"
+            "tgi_accepted_tokens_per_position",
+            "Draft tokens that were accepted, by their place in the draft, from 1.",
+            "position",
         )
         self.undrafted_tokens = Counter(
             "tgi_undrafted_tokens", "Tokens chosen without a draft while drafts are on, by reason.", "reason"

@@ -6,11 +6,11 @@ from reference_server.router.telemetry.metrics import Metrics
 
 INTRODUCTION = """# Metrics of the server
 
-`GET /metrics` of the router has these series in Prometheus' text format. Names that TGI has mean the same here. A
-series appears with its first sample; a name has no `_total`. [operations.md](operations.md) describes the series to
-watch.
+`GET /metrics` of the router has these series in Prometheus' text format. A series with a name of TGI has the meaning
+that it has in TGI. A series appears with its first sample. Names have no suffix `_total`.
+[operations.md](operations.md) describes the series to watch.
 
-Histograms of durations have 35 buckets from 0.15 ms to 146 s, each 1.5 times as wide as the one before. `make docs`
+Histograms of durations have 35 buckets from 0.15 ms to 146 s; each bound is 1.5 times the one before. `make docs`
 generates this page.
 """
 
