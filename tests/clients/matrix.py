@@ -33,23 +33,23 @@ _OWN_SETTINGS = ("PYTHON", "OPENAI_", "HF_", "HUGGING", "LITELLM_", "LANGCHAIN_"
 HEAD = """\
 # Clients
 
-Unmodified clients against a launched server (`preset:tiny-llama`), each in an environment of its own, since they
-disagree about huggingface_hub. `make clients` runs them and prints this table; `make clients
-CLIENTS_PAGE=docs/clients.md` writes this page. Environments are kept in `~/.cache/tgi-bench/clients`;
-`TGI_BENCH_CLIENTS_DIR` names another place; all take about 4 GB. A client is left out, by name, only where no package
-index can be reached.
+These clients are tested unmodified against a launched server (`preset:tiny-llama`). Each client has its own
+environment, because they need different versions of huggingface_hub. `make clients` runs the tests and prints this
+table; `make clients CLIENTS_PAGE=docs/clients.md` writes this page. The environments are in
+`~/.cache/tgi-bench/clients`, or in `TGI_BENCH_CLIENTS_DIR` if it is set; they take about 4 GB. A client is left out,
+with a message, only if no package index can be reached.
 """
 TAIL = """
-An empty cell: the client has no such feature, or has it under another column. Of the load tools, `yes` is a short run
-without an error, with the requested counts. The calls of each client are in `tests/clients/scripts`, what is
-installed in `tests/clients/clients.toml`.
+An empty cell means that the client does not have the feature, or has it in another column. For the load tools, `yes`
+means a short run without an error and with the requested counts. The calls of each client are in
+`tests/clients/scripts`, and the installed packages in `tests/clients/clients.toml`.
 
-What a user of these clients may meet:
+Notes for users of these clients:
 
-* A refusal has TGI's body, `{"error": "…", "error_type": "…"}`. `openai` shows only the status in the exception's text;
+* A refusal has TGI's body, `{"error": "…", "error_type": "…"}`. The text of `openai`'s exception has only the status;
   the reason is in its `body`.
-* So that answers have the requested length, guidellm sends vLLM's `ignore_eos`, which the OpenAI routes take. With
-  aiperf it is `--extra-inputs ignore_eos:true`, and `ignore_eos_token:true` where it speaks to `/generate`.
+* To force the requested answer length, guidellm sends vLLM's `ignore_eos`, which the OpenAI routes support. For aiperf,
+  use `--extra-inputs ignore_eos:true`, and for its requests to `/generate` `ignore_eos_token:true`.
 """
 
 
