@@ -28,21 +28,23 @@ logger = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, MOST_VERIFIED_ROWS)
 BUDGET_S = 3.0
-"""Larger sizes are extrapolated after so much time."""
+"""Time after which larger sizes are extrapolated instead of measured."""
 REPEATS = 5
-"""Steps of each kind; the fastest counts, as anything else on the machine only adds time."""
+"""Steps of each kind; the fastest counts, because other work on the machine only adds time."""
 FEW_KEYS, MANY_KEYS = 16, 256
 ROWS, DRAFT = 4, 4
 LOOKED_AT = (1, 8)
-"""Sequences for which drafts are looked for."""
+"""Numbers of sequences for which looks are measured."""
 CALL_NS = 100e3
-"""Time of a served step that the warm-up does not see: the reply, the router and the next call. A token's share of them
-is the same with and without drafts, and a refused row has none, so it is not a part of the price."""
+"""Time of a served step that the warm-up cannot measure: the reply, the router and the next call. It is added to the
+time of every step. The part of this time that grows with each served token is not included: it is the same with and
+without drafts, and a refused row does not have it."""
 NEVER_PAYS = StepCost(tuple(1e9 * rows for rows in range(1, 1 + MOST_VERIFIED_ROWS)))
-"""A row costs as much as a step."""
+"""Each row costs as much as a step, so that no draft saves time."""
 SAMPLED = ChooserParameters(temperature=0.7, top_k=50, top_p=0.95, seed=1)
 MORE_PASSES, SHORT_NS = 4, 2e6
-"""Further passes over the steps that are shorter: other work on the machine disturbs a pass, rarely all of them."""
+"""Number of further passes over the steps that take less than `SHORT_NS`: other work on the machine disturbs a pass,
+but rarely all passes."""
 
 
 class StepKind(NamedTuple):
@@ -63,9 +65,9 @@ class LookSteps(NamedTuple):
 
 
 class DraftCost:
-    """Steps sequences of its own through `stepper`, in blocks that no request has yet.
+    """Runs steps of its own sequences with `stepper`, in blocks that no request uses yet.
 
-    longest: tokens that a request may have.
+    longest: largest number of tokens of a request.
     """
 
     def __init__(
@@ -79,10 +81,10 @@ class DraftCost:
         self._longest = longest
 
     def measure(self) -> StepCost:
-        """The same on every rank."""
+        """Measure the cost. The result is the same on every rank."""
         drafter = self._stepper.drafter
         assert drafter is not None, "the cost of drafts without drafts"
-        # Else the device computes the next step meanwhile.
+        # Otherwise the device computes the next step during this time.
         is_served_between = self._stepper.run_ahead is not RunAhead.BEFORE_READ
         many_keys = min(MANY_KEYS, self._longest - REPEATS - 2)
         others = (
@@ -155,12 +157,12 @@ class DraftCost:
         return float(self._group.minimum(int(max(found.look_ns, found.both_ns - found.step_ns))))
 
     def _look_times(self, drafter: Drafter, size: int) -> "LookSteps":
-        """Steps with and without a look for drafts of so many sequences before them.
+        """Measure steps with and without a look for drafts of this many sequences before them.
 
-        Both use the caches of the processor: heads that were read before every step are four times as fast as heads
-        that are read now and then, and the step after them reads its own weights from memory.
+        Steps and looks share the caches of the processor. Heads that are read before every step are four times as fast
+        as heads that are read rarely, and the step after them reads its own weights from memory.
         """
-        # Steps without drafts, which give draft heads the hidden states that they read.
+        # Steps without drafts produce the hidden states that draft heads read.
         self._stepper.drafter = Drafter(Nothing(), drafter.speculate)
         looking = Drafter(drafter.source, drafter.speculate)
         rows = tuple(self._sequence(row, FEW_KEYS, ChooserParameters()) for row in range(size))
@@ -174,7 +176,7 @@ class DraftCost:
                 looking.look(rows, range(size), NEVER_PAYS)
             stepped = time.perf_counter_ns()
             batch = self._stepped(batch)
-            # The first steps and the first look build what the others reuse; they are the slowest.
+            # The first steps and the first look build data that the others reuse; they are the slowest.
             spent = looked - started, stepped - looked, time.perf_counter_ns() - looked
             fastest = LookSteps(*map(min, fastest, spent))
         return fastest
@@ -192,7 +194,7 @@ class DraftCost:
             started = time.perf_counter_ns()
             output = self._stepper.step(batch)
             spent = time.perf_counter_ns() - started
-            # The first step builds what the others reuse.
+            # The first step builds data that the others reuse.
             fastest = spent if repeat < 2 else min(fastest, spent)
             if output.batch is None:
                 break
@@ -205,7 +207,7 @@ class DraftCost:
         first = row * needed
         return Sequence(
             request=Request(row, (), num_keys, parameters, stopping),
-            # Few different ids, so that n-grams find some drafts and look for more.
+            # Few different ids, so that n-gram lookup finds matches and searches for longer ones.
             ids=random.Random(row).choices(range(1, 9), k=num_keys + 1),
             prompt_len=1,
             cache_len=num_keys,

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class DraftSource(Protocol):
-    """Guesses the next tokens of sequences."""
+    """Proposes the next tokens of sequences."""
 
     @property
     def priors(self) -> SequenceOf[float]:
-        """The chance of a token of each level to be accepted, before anything is known."""
+        """Assumed acceptance of a token of each level, before outcomes are known."""
         ...
 
     def propose(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int], /) -> list[ProposedDraft]:
-        """For each sequence at most `counts` ids that may follow; none without a guess. The same on every rank."""
+        """For each sequence at most `counts` ids that may follow, or none. The result is the same on every rank."""
         ...
 
 
@@ -41,7 +41,7 @@ class NgramSource:
         return NGRAM_PRIORS
 
     def propose(self, sequences: SequenceOf[Sequence], counts: SequenceOf[int], /) -> list[ProposedDraft]:
-        """The ids after an earlier occurrence of each sequence's last ones."""
+        """The ids after an earlier occurrence of each sequence's last ids."""
         return [self._of(sequence, count) for sequence, count in zip(sequences, counts, strict=True)]
 
     def _of(self, sequence: Sequence, count: int) -> ProposedDraft:

@@ -1,4 +1,4 @@
-"""Proposes drafts for the next decode step: for which sequences, and how many tokens each.
+"""Proposes drafts for the next decode step: selects the sequences and the lengths of their drafts.
 
 The tuner's simulator runs the same rule without tensors, so modules with tensors are imported for types only.
 """
@@ -43,22 +43,22 @@ if TYPE_CHECKING:
     from reference_server.model_server.step_state import Draft
 
 MOST_VERIFIED_ROWS = 128
-"""Rows of a step with drafts, as in TGI: beyond, the logits would need memory that no warm-up has measured."""
+"""Largest number of rows of a step with drafts, as in TGI: the warm-up does not measure the memory of more logits."""
 
 
 class Drafter:
     """Drafts of at most `speculate` tokens a sequence.
 
-    A draft never needs K/V past those of a request of full length: its last token could only be verified by a token
-    that is not generated any more. kv_border: a request that grows past this length gets its K/V again
+    A draft never needs more K/V than a request of full length: the token that would verify its last token is not
+    generated any more. kv_border: the K/V of a request that grows past this length are computed again
     (forward/long_rope.py), so no draft crosses it; None without such a border.
 
-    cost: with it, a draft is only as long as is expected to pay, and the time that drafts lose is limited; None
-    verifies every draft. The estimates are counts of tokens, and the cost is the same on all ranks, so all ranks
-    propose the same.
+    cost: limits the length of a draft to the tokens that are expected to save time, and limits the time that drafts
+    lose; None verifies every draft. The estimates are counts of tokens, and the cost is the same on all ranks, so all
+    ranks propose the same drafts.
 
-    clock: in ns; with it, one request alone has drafts while its steps, by their measured time, save time by them. None
-    for several ranks, which would measure other times, and for a device that computes while the host goes on.
+    clock: in ns. With it, a request that is alone has drafts as long as the measured time of its steps shows that they
+    save time. None for several ranks, because their times differ, and for a device that computes asynchronously.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Drafter:
 
     @cost.setter
     def cost(self, cost: StepCost | None) -> None:
-        """Forgets what was learned with another cost."""
+        """Resets all estimates, because they depend on the cost."""
         self._cost = cost
         self._can_pay: dict[int, bool] = {}
         self._rest = Rest()
@@ -96,7 +96,7 @@ class Drafter:
         self._look_value = DecayedMean(0.0, OVERALL_DECAY)
 
     def pays(self, num_rows: int) -> bool:
-        """Whether a step of so many sequences may have drafts."""
+        """Whether a step of this many sequences may have drafts."""
         if self._cost is None:
             return num_rows < MOST_VERIFIED_ROWS
         if self.clock is not None and num_rows == 1:
@@ -107,14 +107,14 @@ class Drafter:
         return known
 
     def may_look(self, rows: SequenceOf[Sequence]) -> bool:
-        """Whether the step after those counted so far, of these rows, may look for drafts."""
+        """Whether the next step may look for drafts, if it has these rows."""
         if self._rest.left and tuple(rows) == self._rest.rows:
             return False
         self._count_rest()
         return self.pays(len(rows)) and (self._cost is None or not self._looks.rest(rows))
 
     def skips_next(self, rows: SequenceOf[Sequence]) -> bool:
-        """Whether the next step of these sequences has no drafts, whatever their newest ids are; counts that step."""
+        """Whether the next step of these sequences has no drafts for any newest ids; counts that step."""
         if self._rests(rows):
             return True
         if self._cost is None:
@@ -125,7 +125,7 @@ class Drafter:
         return not self._due_now(rows, self._cost)
 
     def propose(self, rows: SequenceOf[Sequence]) -> tuple[Draft, ...]:
-        """A draft for each sequence, whose ids are all on the host; empty if no sequence has one."""
+        """A draft for each sequence; empty if no sequence has one. All ids of the sequences are on the host."""
         if self._rests(rows):
             return ()
         if self._cost is None:
@@ -137,7 +137,7 @@ class Drafter:
         return self.look(rows, due, self._cost) if due else ()
 
     def _all(self, rows: SequenceOf[Sequence]) -> tuple[Draft, ...]:
-        """Whole drafts, as far as the step has room for them."""
+        """Whole drafts; the last ones are cut to the largest number of rows."""
         if not self.pays(len(rows)):
             self.leave_out(NoDraft.BATCH, len(rows))
             return ()
@@ -152,7 +152,10 @@ class Drafter:
         return tuple(drafts) if any(drafts) else ()
 
     def look(self, rows: SequenceOf[Sequence], due: SequenceOf[int], cost: StepCost) -> tuple[Draft, ...]:
-        """The drafts of these rows that pay; the first token of a draft that is left out is compared all the same."""
+        """The drafts of these rows that save time.
+
+        The first token of every other draft is compared with the chosen token later, to estimate its acceptance.
+        """
         num_rows = len(rows)
         plain_ns, look_ns = cost.plain_ns(num_rows), cost.proposing_ns(len(due))
         self._budget.decoded(plain_ns)
@@ -187,7 +190,7 @@ class Drafter:
         return tuple(drafts)
 
     def with_prompts(self, num_decoding: int) -> None:
-        """Count a step with prompts, which has no drafts. Its time is not that of a decode step."""
+        """Count a step with prompts. It has no drafts, and its time does not count as that of a decode step."""
         self.leave_out(NoDraft.PROMPTS, num_decoding)
         self._interrupt_run()
         if self._rest.started_ns:
@@ -199,7 +202,7 @@ class Drafter:
         self._num_undrafted += num_tokens
 
     def take_undrafted(self, least: int = 0) -> tuple[int, ...]:
-        """The tokens chosen without a draft since the last call, if these are at least so many; else nothing."""
+        """The tokens chosen without a draft since the last call, by reason; empty if they are fewer than `least`."""
         rest = self._rest
         if self._num_undrafted + rest.taken * len(rest.rows) < max(1, least):
             return ()
@@ -219,7 +222,7 @@ class Drafter:
             sequence.draft_history.verified(num_accepted, num_verified)
 
     def _proposals(self, rows: SequenceOf[Sequence]) -> list[ProposedDraft]:
-        """A proposal for each sequence, as far as its grammar allows."""
+        """A proposal for each sequence, cut at the first token that its grammar does not allow."""
         counts = [max(0, self._most(sequence)) for sequence in rows]
         proposals = self.source.propose(rows, counts)
         for row, (sequence, (ids, levels)) in enumerate(zip(rows, proposals, strict=True)):
@@ -233,7 +236,7 @@ class Drafter:
         return proposals
 
     def _most(self, sequence: Sequence) -> int:
-        """Tokens that can be accepted beside the one that the step chooses anyway."""
+        """Largest number of tokens that can be accepted, in addition to the token that the step chooses."""
         count = min(self.speculate, sequence.stopping.remaining_tokens - 1)
         if self._kv_border is not None and sequence.cache_len < self._kv_border:
             count = min(count, self._kv_border - sequence.cache_len - 1)
@@ -267,7 +270,7 @@ class Drafter:
             rest.taken = 0
 
     def _due_now(self, rows: SequenceOf[Sequence], cost: StepCost, now_ns: int = 0) -> list[int]:
-        """The rows to look for drafts of in this step; without one, a rest starts with this step."""
+        """The rows for which this step looks for drafts; if there are none, a rest starts with this step."""
         self._count_rest()
         num_rows = len(rows)
         if not self.pays(num_rows):
@@ -284,7 +287,7 @@ class Drafter:
         return []
 
     def _timed(self, rows: SequenceOf[Sequence], cost: StepCost, clock: Callable[[], int]) -> tuple[Draft, ...]:
-        """The drafts of one request in runs, of which each is measured."""
+        """The drafts of one request. They come in runs, and the time of each run is measured."""
         (sequence,) = rows
         now_ns = clock()
         run = self._run
@@ -315,7 +318,7 @@ class Drafter:
         return self._whole_drafts(rows)
 
     def _interrupt_run(self) -> None:
-        """End a run at a step whose own time is not known: its request has ended, or is not alone any more."""
+        """End a run at a step of unknown time, because its request has ended or is not alone any more."""
         if self._run is not None:
             assert self._cost is not None
             added_ns = self._cost.proposing_ns(1) + self._cost.added_ns(1, self.speculate)
@@ -323,7 +326,7 @@ class Drafter:
             self._end_run(self._run)
 
     def _end_run(self, run: DraftRun) -> None:
-        """Decide by the time of a run whether another one follows."""
+        """Use the time of a run to decide whether another run follows."""
         self._run = None
         self._looks.stepped(run.taken - 1)
         self._budget.decoded(run.token_ns, run.taken)
@@ -339,7 +342,7 @@ class Drafter:
         return drafts if any(drafts) else ()
 
     def _due(self, rows: SequenceOf[Sequence], cost: StepCost) -> list[int]:
-        """The rows to look for drafts of, as far as the budget allows."""
+        """The rows for which to look for drafts; empty if the budget does not allow a look."""
         waits = [
             0 if history is None else history.look_at - sequence.known_len
             for sequence, history in ((sequence, sequence.draft_history) for sequence in rows)
@@ -348,7 +351,7 @@ class Drafter:
         if not due:
             self._looks.none_due(rows, min(waits))
             return []
-        # A look is of use only if one of its drafts can be verified then.
+        # A look is useful only if the budget also allows to verify one of its drafts.
         needed_ns = cost.proposing_ns(len(due)) + cost.added_ns(len(rows), self.speculate)
         plain_ns = cost.plain_ns(len(rows))
         self._budget.start(plain_ns)
@@ -366,10 +369,10 @@ class Drafter:
         plain_token_ns: float,
         cost: StepCost,
     ) -> tuple[list[int], list[float]]:
-        """The tokens to verify of each proposal, which the budget pays; and the value of each row's look.
+        """The number of tokens to verify of each proposal, within the budget; and the value of each row's look.
 
-        The time of the look is spent in any case, so it makes no draft worse: a step without one has it too. It lowers
-        the value of the look, which is the number of plain tokens that the row is expected to save by it.
+        The value of a look is the number of plain tokens that the row is expected to save. The time of the look lowers
+        this value. It does not change the choice of the lengths, because a step without drafts has spent it too.
         """
         look_tokens = look_ns / len(due) / plain_token_ns
         nothing = [0] * len(due)
@@ -398,12 +401,12 @@ class Drafter:
 
 
 def as_candidate(sequence: Sequence, rates: SequenceOf[float] = ()) -> DraftCandidate:
-    """A sequence's row of a step, with a draft whose tokens have these chances."""
+    """A sequence's row of a step, with a draft whose tokens are accepted with these probabilities."""
     return DraftCandidate(rates, sequence.cache_len, sequence.request.parameters.samples)
 
 
 def count_by_place(verified: SequenceOf[tuple[int, int]]) -> DraftCounts:
-    """Drafts by the places of their tokens. verified: of each draft, the tokens accepted and all.
+    """Drafts by the places of their tokens. verified: of each draft, the number of accepted tokens and of all tokens.
 
     >>> count_by_place([(1, 3), (2, 2)])
     DraftCounts(proposed=(2, 2, 1), accepted=(2, 1, 0))

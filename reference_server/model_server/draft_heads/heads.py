@@ -15,7 +15,7 @@ from reference_server.model_server.draft_heads.weights import MOST_HEADS, number
 
 
 class DraftHeads(Protocol):
-    """Heads that draft the tokens after the newest one, from the hidden state that produced the newest one."""
+    """Heads that draft the tokens after the newest token, from the hidden state that produced the newest token."""
 
     @property
     def name(self) -> str: ...
@@ -34,7 +34,7 @@ class DraftHeads(Protocol):
 def num_drafted(directory: Path | None, speculate: int | None) -> int:
     """Largest number of tokens in a draft: `--speculate`, else all heads of a speculator, else 0.
 
-    directory: of the speculator, if there is one. Raises ArgumentError for more tokens than heads.
+    directory: that of the speculator, if there is one. Raises ArgumentError for more tokens than heads.
     """
     if directory is None:
         return speculate or 0

@@ -25,7 +25,7 @@ MOST_LAYERS = 16
 class MedusaHeads:
     """All heads. first: the first block of every head in one product. blocks: the later ones of each head.
 
-    outputs: of each head; empty for V2, whose output is `head`.
+    outputs: the output matrix of each head; empty for V2, which uses `head`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class MedusaHeads:
         if not self._outputs:
             guessed = (first + hidden[:, None]).view(-1, size)
             return best_of(self._head(guessed).view(rows, count, -1))
-        # By head, so that each one's rows are contiguous.
+        # By head, so that the rows of each head are contiguous.
         by_head = torch.add(first.transpose(0, 1), hidden, out=first.new_empty(count, rows, size))
         logits = [self._output(place, own) for place, own in enumerate(by_head.unbind())]
         return best_of(torch.stack(logits, 1))

@@ -1,8 +1,8 @@
-"""MLP speculators: heads in a chain, each of which also reads the token of the one before it (arXiv:2404.19124).
+"""MLP speculators: a chain of heads; each head also reads the token of the previous head (arXiv:2404.19124).
 
 TGI's layout (server/text_generation_server/layers/mlp.py): `speculator.{emb,proj,head,ln}.I` of head I; with
-`tie_weights` all heads share emb, head and ln 0, and all but the first proj 1. The weights of state and token depend on
-the heads that were trained, `n_predict`; TGI takes the number of tokens that `--speculate` drafts. Every rank holds all
+`tie_weights` all heads share emb, head and ln 0, and all heads except the first share proj 1. The weights of state and
+token depend on the number of trained heads, `n_predict`; in TGI they depend on `--speculate`. Every rank holds all
 heads.
 """
 

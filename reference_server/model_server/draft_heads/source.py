@@ -1,4 +1,4 @@
-"""Drafts of heads, for all sequences of a step in one forward of the heads."""
+"""Drafts by heads: one forward of the heads for all sequences of a step."""
 
 from collections.abc import Sequence as SequenceOf
 
@@ -13,7 +13,7 @@ from reference_server.model_server.speculation.hidden_states import HiddenRow
 from reference_server.model_server.speculation.proposed_draft import NO_PROPOSAL, NUM_LEVELS, ProposedDraft
 
 CONFIDENCES = (0.3, 0.6, 0.8, 0.95)
-"""The lowest probabilities of the levels 1, 2, 3 and 4. The head gives the probability of its token."""
+"""The lowest probabilities of the levels 1, 2, 3 and 4. The head computes the probability of its token."""
 PRIORS = (0.2, 0.45, 0.7, 0.87, 0.97)
 """Assumed acceptance by level before outcomes are known, near the heads' own probabilities."""
 

@@ -23,7 +23,7 @@ class SpeculatorWeights:
         self._dtype = dtype
         self._device = device
         self.num_bytes = 0
-        """Of the tensors taken so far."""
+        """Bytes of the tensors taken so far."""
 
     @classmethod
     def open(cls, files: Sequence[Path], dtype: torch.dtype, device: torch.device) -> "SpeculatorWeights":
@@ -53,7 +53,7 @@ class SpeculatorWeights:
 
 
 def packed(*linears: nn.Linear) -> Linear:
-    """The outputs of all, in order, as one product in the device's fastest form: [rows, inputs] -> [rows, outputs]."""
+    """All linears as one product in the device's fastest form: [rows, inputs] -> [rows, outputs], outputs in order."""
     return take_weights(stacked(*linears))
 
 

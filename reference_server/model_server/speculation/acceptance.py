@@ -1,4 +1,4 @@
-"""How often the drafts of one request are accepted, estimated from its last ones."""
+"""Estimates the acceptance of the drafts of one request from its last drafts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,23 +6,23 @@ from dataclasses import dataclass
 from reference_server.model_server.speculation.decayed_mean import DecayedMean
 
 DECAY = 0.85
-"""Of the acceptance of one request: the estimate follows the last six tokens or so."""
+"""Decay of the acceptance of one request: the estimate follows about the last six tokens."""
 LOOK_DECAY = 0.9
-"""Of the value of its looks: the outcome of one look says little about the next one, but the mean of ten does."""
+"""Decay of the value of its looks: one look does not predict the next look, but the mean of ten looks does."""
 OVERALL_DECAY = 0.98
-"""Of both for all requests together, whose means are the initial ones of a new request."""
+"""Decay of both for all requests together. A new request starts with these means."""
 PAUSE_OF_FREE_LOOKS = 8
 """Longest pause of a request between two looks for drafts, in tokens, if a look costs nothing."""
 
 
 def overall_rates(priors: Sequence[float]) -> list[DecayedMean]:
-    """The acceptance of all requests together, by the level of a token; before any, `priors`."""
+    """The acceptance of all requests together, by the level of a token. The initial values are `priors`."""
     return [DecayedMean(prior, OVERALL_DECAY) for prior in priors]
 
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """A draft's first token, compared with the request's next one without a row in a step.
+    """The first token of a draft that is not verified: it is compared with the request's next token instead.
 
     position: its index in the request's ids.
     """
@@ -33,14 +33,14 @@ class Guess:
 
 
 class DraftHistory:
-    """The estimates of one request, by the level of a token; and when to draft for it again.
+    """The estimates of one request, by the level of a token, and the time of its next look for drafts.
 
-    A rate is the probability that a token is accepted, if those before it are. overall: the rates of all requests; they
-    are the initial rates of this request, and it updates them. A look is a search for drafts, and its value the plain
-    tokens that it is expected to save, less its own cost. look_value: the mean value of all looks.
+    A rate is the probability that a token is accepted if all tokens before it are. overall: the rates of all requests;
+    they are the initial rates of this request, and it updates them. A look is a search for drafts. Its value is the
+    number of plain tokens that it is expected to save, less its own cost. look_value: the mean value of all looks.
 
-    While looks for this request have saved time in the mean, every token has one. After any other look without a draft
-    worth its cost, the pause of the request is twice as many tokens as the last one; a correct guess ends it.
+    If the looks of this request save time on average, every token has a look. Otherwise, a look without a draft that
+    saves time starts a pause of twice as many tokens as the previous pause. A correct guess ends the pause.
     """
 
     __slots__ = ("_guess", "_levels", "_look_value", "_overall", "_pause", "_rates", "look_at")
@@ -53,11 +53,11 @@ class DraftHistory:
         self._pause = 1
         self._levels: Sequence[int] = ()
         self.look_at = 0
-        """The number of ids from which a draft is looked for again."""
+        """The number of ids at which the next look is due."""
 
     @property
     def saves_time(self) -> bool:
-        """Whether its looks saved time in the mean."""
+        """Whether its looks saved time on average."""
         return self._look_value.value > 0
 
     def rate(self, level: int) -> float:
@@ -68,17 +68,17 @@ class DraftHistory:
         self._levels = levels
 
     def verified(self, num_accepted: int, num_verified: int) -> None:
-        """Count the draft of a step: its accepted tokens, and the first refused one if there is one."""
+        """Count the draft of a step: its accepted tokens, and the first refused token if there is one."""
         for place in range(min(num_accepted + 1, num_verified)):
             self._add(self._levels[place], place < num_accepted)
 
     def looked(self, value: float, num_ids: int, longest: int = PAUSE_OF_FREE_LOOKS) -> bool:
-        """Count a look of this value after `num_ids` ids; returns whether the next token has a look again."""
+        """Count a look of this value after `num_ids` ids; returns whether the next token has a look too."""
         self._look_value.add(value)
         return self._looks_again(value > 0 or self.saves_time, num_ids, longest)
 
     def measured(self, value: float, num_ids: int, longest: int) -> bool:
-        """The same for a run of looks, of which the time was measured."""
+        """The same for a run of looks whose time was measured."""
         self._look_value.add(value)
         return self._looks_again(self.saves_time, num_ids, longest)
 

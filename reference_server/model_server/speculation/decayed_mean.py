@@ -2,8 +2,8 @@
 
 
 class DecayedMean:
-    """prior: the mean before any outcome; it counts as one. decay: the weight of an outcome once the next one is known,
-    so that the mean follows about the last 1 / (1 - decay)."""
+    """prior: the mean before the first outcome; it counts as one outcome. decay: the factor on the weight of older
+    outcomes at each new one, so that the mean follows about the last 1 / (1 - decay) outcomes."""
 
     __slots__ = ("_decay", "_sum", "_weight")
 

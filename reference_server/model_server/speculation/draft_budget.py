@@ -1,7 +1,7 @@
 """Limits the time that drafts may lose to a share of the decoding time, independently of the estimates.
 
-All times are those of the cost model, so that all ranks decide the same. The estimates of single requests select the
-drafts to verify; the budget limits the loss of all drafts together, for example with many short requests without a
+All times come from the cost model, so that all ranks make the same decision. The estimates of single requests select
+the drafts to verify. The budget limits the loss of all drafts together, for example with many short requests without a
 history.
 """
 
@@ -10,11 +10,11 @@ import math
 LOSS_SHARE = 0.015
 """Share of the time of plain decoding that may be lost."""
 FIRST_STEPS = 16.0
-"""Plain steps whose time may be lost before anything is saved, once in the life of a server: a few looks of draft
-heads, of which some find nothing."""
+"""Plain steps whose time may be lost before drafts save time, once in the life of a server. This is enough for a few
+looks of draft heads, some without a result."""
 MOST_STEPS = 32.0
 """Plain steps whose time may be lost in a row after drafts that saved time. Outcomes vary by more than a step: with a
-smaller reserve, drafts that save time in the mean would soon have to wait."""
+smaller reserve, drafts that save time on average would often have to wait."""
 
 
 class DraftBudget:

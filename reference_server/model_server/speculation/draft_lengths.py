@@ -8,9 +8,11 @@ from typing import NamedTuple
 from reference_server.model_server.speculation.step_cost import StepCost
 
 MIN_GAIN = 1.1
-"""Drafts are verified if their expected speed, as a ratio to a plain step, is above this: estimates are not exact."""
+"""Drafts are verified if their expected speed, divided by that of a plain step, is above this. It is above 1 because
+estimates are not exact."""
 MIN_GAIN_AT_BEST = 1.3
-"""The same for a batch with the best possible drafts: most drafts are worse, and the search for them takes time."""
+"""The same for a batch with the best possible drafts. It is higher because most drafts are worse and the search for
+drafts takes time."""
 BEST_RATE = 0.9
 """The acceptance of the best possible drafts, when only the batch is known."""
 
@@ -37,8 +39,8 @@ def draft_lengths(
 
     The gains of a draft's tokens fall with each place, and taking the largest gains first is the best choice for every
     number of rows. proposing_ns: the time to propose these drafts, if only a step with drafts has it. spent_ns: the
-    time that was spent on them already, with or without a draft: the dearer the tokens so far, the more a further row
-    may cost.
+    time that was already spent to propose them. A step without drafts has this time too, so it raises the time per
+    token of both, and a further row may cost more.
     """
     gains = [
         (gain, row) for row, candidate in enumerate(candidates) for gain in accumulate(candidate.rates, operator.mul)

@@ -8,7 +8,7 @@ from torch import Tensor
 class HiddenStates:
     """Keeps the input of the output head in the last forward: [logit rows, hidden], in the model's dtype.
 
-    is_read: whether drafts are read from the next forward; one without drafts after it need not copy its states.
+    is_read: whether drafts are computed from the next forward; otherwise the forward need not copy its states.
     """
 
     __slots__ = ("is_read", "rows")
@@ -21,7 +21,7 @@ class HiddenStates:
 class HiddenRow(NamedTuple):
     """One row of a step's hidden states: [rows, hidden].
 
-    num_ids: of the sequence, with the token that was chosen from this row.
+    num_ids: number of ids of the sequence, including the token that was chosen from this row.
     """
 
     states: Tensor

@@ -11,10 +11,10 @@ LONGEST_PAUSE = 1024
 
 
 class LookTimes:
-    """Counts the decode steps of all requests. A step costs a comparison until the next look is due.
+    """Counts the decode steps of all requests. Until the next look is due, a step costs one comparison.
 
-    A look that finds no draft doubles the steps until the next one. In addition, each request has its own pauses
-    (`DraftHistory`); other requests of the batch are searched meanwhile.
+    A look that finds no draft doubles the number of steps until the next look. In addition, each request has its own
+    pauses (`DraftHistory`); during a pause, looks continue for the other requests of the batch.
     """
 
     __slots__ = ("_due_from", "_look_from", "_pause", "_step", "_undue")

@@ -5,9 +5,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 SHORTEST, LONGEST = 2, 4
-"""Tokens of a suffix that must occur again, and tokens above which a longer match is not searched for."""
+"""Smallest and largest length of a match, in tokens."""
 MOST_CANDIDATES = 32
-"""Earlier occurrences of the last two tokens that are compared; the latest first."""
+"""Largest number of earlier occurrences of the last two tokens to compare, the latest first."""
 
 NGRAM_PRIORS = (0.5, 0.3, 0.3, 0.5, 0.7)
 """Acceptance by the length of the match until outcomes are known: a longer match predicts better."""
@@ -21,7 +21,7 @@ class NgramRule(StrEnum):
 
 
 class NgramDraft(NamedTuple):
-    """Ids that may follow a request's. match_len: tokens of its end that occur before them too, at most LONGEST."""
+    """Ids that may follow those of a request. match_len: length of the match, at most LONGEST."""
 
     ids: list[int]
     match_len: int
@@ -31,7 +31,7 @@ NO_DRAFT = NgramDraft([], 0)
 
 
 class SuffixIndex:
-    """Finds earlier occurrences of the end of one request's ids, which grow.
+    """Finds earlier occurrences of the last ids of one request. Ids may be added between calls.
 
     Chains of equal pairs, as in LZ77: `_earlier[i]` is the last index before i at which the same two tokens end; 0 if
     there is none, because no pair ends at index 0.
@@ -42,7 +42,7 @@ class SuffixIndex:
         self._earlier: list[int] = []
 
     def draft(self, ids: Sequence[int], count: int) -> NgramDraft:
-        """`count` ids that may follow `ids`, prompt and output; none if its last two do not occur before.
+        """`count` ids that may follow `ids`, prompt and output; none if the last two ids do not occur before.
 
         >>> SuffixIndex().draft([1, 2, 3, 9, 2, 3], 2)
         NgramDraft(ids=[9, 2], match_len=2)
@@ -82,24 +82,24 @@ class SuffixIndex:
 
 
 def follow(ids: Sequence[int], start: int, count: int) -> list[int]:
-    """`count` ids from `start` on; past the end of `ids`, the copied ids are repeated."""
+    """`count` ids from `start` on; at the end of `ids`, the copy starts again at `start`."""
     period = len(ids) - start
     return [ids[start + step % period] for step in range(count)]
 
 
 class FirstMatch:
-    """TGI's rule: the ids after the first occurrence of the last one, for a request alone in its batch.
+    """TGI's rule: the ids after the first occurrence of the last id, for a request alone in its batch.
 
-    TGI searches the ids before the last step only, repeats the last one of these past their end, and drafts from
-    position 1 on without an occurrence (TGI, server/text_generation_server/utils/tokens.py). In a batch, TGI drafts
-    zeros past the end of all requests but the longest.
+    TGI searches only the ids from before the last step. At their end it repeats the last of these ids. If there is no
+    occurrence, it drafts from position 1 on (TGI, server/text_generation_server/utils/tokens.py). In a batch, TGI
+    drafts zeros at the end of every request except the longest.
     """
 
     def __init__(self) -> None:
         self._num_known = 0
 
     def draft(self, ids: Sequence[int], count: int) -> NgramDraft:
-        """`count` ids that may follow `ids`, at least two, which were shorter before the last step.
+        """`count` ids that may follow `ids`. `ids` has at least two ids, and had fewer before the last step.
 
         >>> FirstMatch().draft([4, 7, 8, 9, 7], 3).ids, FirstMatch().draft([4, 5, 6], 4).ids
         ([8, 9, 9], [5, 5, 5, 5])

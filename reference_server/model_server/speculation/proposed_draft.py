@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 NUM_LEVELS = 5
-"""Classes of a proposed token, whose acceptance is estimated class by class."""
+"""Number of classes of proposed tokens. The acceptance of each class is estimated separately."""
 
 
 class ProposedDraft(NamedTuple):
-    """Ids that may follow a request's, each with its class: of n-grams the length of the match, of heads the
-    confidence."""
+    """Ids that may follow those of a request, each with its class: the length of the match for n-grams, the confidence
+    for heads."""
 
     ids: Sequence[int]
     levels: Sequence[int]

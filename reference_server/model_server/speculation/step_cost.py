@@ -10,8 +10,8 @@ class StepCost:
     """Times of a step in ns, with its share of the host's work.
 
     rows_ns: by number of rows, from 1 on, greedy and with few keys. key_ns: for each key that a row attends to.
-    drafts_ns: for having drafts at all; draft_row_ns: for each of their tokens. sampled_row_ns: for each row that is
-    not greedy. proposal_ns: for finding drafts, by the number of sequences, from 1 on.
+    drafts_ns: for each step with drafts; draft_row_ns: for each token of the drafts. sampled_row_ns: for each row that
+    is not greedy. proposal_ns: to find drafts, by the number of sequences, from 1 on.
     """
 
     rows_ns: tuple[float, ...]

@@ -1,7 +1,7 @@
-"""Runs of steps that are decided together, so that most steps cost a comparison; and the measured speed of plain steps.
+"""Runs of steps with one decision, so that most steps cost one comparison; and the measured speed of plain steps.
 
-A step without drafts is a rest. With one request, drafts come in runs too, and the time of a run is measured: a lone
-look finds cold caches and takes several times as long as one of many.
+Steps without a look are a rest. If one request is alone, its steps with drafts come in runs too, and the time of a run
+is measured. Single looks are not measured: a single look finds cold caches and takes several times as long.
 """
 
 from dataclasses import dataclass, field
@@ -13,27 +13,27 @@ from reference_server.model_server.speculation.acceptance import DraftHistory
 RUN = 8
 """Steps of a run after runs that saved time."""
 TRIAL = 4
-"""The same otherwise. The first one is not measured: it finds cold caches."""
+"""Steps of any other run. The first step is not measured, because it finds cold caches."""
 REFRESH = 32
-"""Runs after which some plain steps are measured again."""
+"""Number of runs after which some plain steps are measured again."""
 FEWEST_PLAIN = 6
-"""Steps of a rest from which the speed of plain steps is measured."""
+"""Smallest number of steps of a rest to measure the speed of plain steps."""
 COLD_STEPS = 2
-"""First steps of a rest, which are not measured: after a draft they take longer than other plain steps."""
+"""First steps of a rest. They are not measured: after a draft they take longer than other plain steps."""
 LEAST_GAIN = 0.05
-"""Plain tokens that a step of a run has to save: both speeds are measured in few steps."""
+"""Plain tokens that a step of a run has to save. It is above 0 because both speeds are measured in few steps."""
 DECAY = 0.8
-"""Weight of a rest's speed once the next one is known."""
+"""Weight of a rest's speed after the next rest."""
 MOST_LOST = 1.0
-"""Plain tokens that a step of a run may count as lost: other work on the machine makes single steps long."""
+"""Largest loss of a step of a run, in plain tokens: other work on the machine makes single steps long."""
 
 
 @dataclass(slots=True)
 class Rest:
     """Steps of the same rows without a look, and the reason.
 
-    left: steps to come. taken: steps not yet counted. num_steps: all steps so far. started_ns: of the
-    first measured one; 0 if not timed.
+    left: remaining steps. taken: steps that are not yet counted. num_steps: all steps so far. started_ns: start of the
+    first measured step; 0 if the rest is not timed.
     """
 
     rows: tuple[object, ...] = ()
@@ -56,7 +56,7 @@ class DraftRun:
     """Steps of one request, each with a draft if one is found.
 
     request: its sequence, to recognize it. token_ns: the time of a plain token. warm, newest: after the first and the
-    newest step. accepted: tokens of the step in progress, beside its own one.
+    newest step. accepted: accepted draft tokens of the step in progress.
     """
 
     request: object
@@ -81,9 +81,9 @@ class DraftRun:
             self.warm = self.newest
 
     def interrupted(self, step_ns: float) -> None:
-        """Count the step in progress, of which the end was not measured: it takes the mean time of those before it.
+        """Count the step in progress, whose end was not measured, with the mean time of the steps before it.
 
-        step_ns: its time if it is the first one.
+        step_ns: its time if it is the first step.
         """
         if self.taken:
             step_ns = (self.newest.ns - self.start.ns) / self.taken
@@ -104,7 +104,7 @@ class DraftRun:
 
 
 class PlainSpeed:
-    """The measured time of plain steps, as a ratio to that of the warm-up's cost. None before the first rest."""
+    """The measured time of plain steps, divided by their time in the warm-up's cost. None before the first rest."""
 
     __slots__ = ("_expected_ns", "_spent_ns")
 
