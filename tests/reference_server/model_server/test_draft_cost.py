@@ -47,7 +47,9 @@ async def measured(directory: Path, run_ahead: RunAhead) -> StepCost:
 
 
 @pytest.mark.parametrize("run_ahead", [RunAhead.AFTER_REPLY, RunAhead.BEFORE_READ])
-async def test_the_price_of_a_look_and_of_a_step_is_what_a_server_spends(tmp_path: Path, run_ahead: RunAhead) -> None:
+async def test_the_measured_cost_of_a_look_and_of_a_step_is_the_time_in_a_server(
+    tmp_path: Path, run_ahead: RunAhead
+) -> None:
     cost = await measured(save_tiny_model(tmp_path, "llama"), run_ahead)
 
     assert cost.proposing_ns(1) > LOOK_S * 1e9

@@ -104,7 +104,7 @@ async def test_drafts_of_heads_follow_the_grammar(plain: LocalShard, drafting: L
         assert_same(own, other)
 
 
-async def test_in_bfloat16_the_compiled_walk_gives_heads_what_the_head_reads() -> None:
+async def test_in_bfloat16_the_compiled_walk_gives_heads_the_input_of_the_output_head() -> None:
     shards = [preset("tiny-llama"), preset("tiny-llama-medusa")]
     parameters, stopping = ChooserParameters(), StoppingParameters(NUM_TOKENS, ignore_eos_token=True)
 
@@ -171,7 +171,7 @@ def heads(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 @pytest.mark.parametrize(
     "run_ahead", [RunAhead.BEFORE_READ, pytest.param(RunAhead.AFTER_REPLY, marks=pytest.mark.slow)]
 )
-async def test_random_calls_give_what_each_request_gives_without_heads(heads: Path, run_ahead: RunAhead) -> None:
+async def test_random_calls_give_each_request_its_output_without_heads(heads: Path, run_ahead: RunAhead) -> None:
     shard = LocalShard.load(tiny_options(heads, cpu_memory_gib=0.05, speculate_adaptive=False))
     shard.engine.stepper.run_ahead = run_ahead
     await warm_up_in_chunks(shard)

@@ -169,7 +169,7 @@ class CountedLooks:
         return [NO_PROPOSAL] * len(sequences)
 
 
-def test_a_batch_in_which_no_draft_is_found_is_looked_at_ever_more_rarely() -> None:
+def test_a_batch_without_drafts_has_looks_ever_more_rarely() -> None:
     tokens, source = tokenizer(), CountedLooks()
     made = Drafter(source, 4)
     made.cost = replace(FREE_ROWS, proposal_ns=(20.0,))

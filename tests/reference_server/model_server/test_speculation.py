@@ -74,7 +74,7 @@ def assert_same(got: Outcome, expected: Outcome) -> None:
     ("seed", "num_calls"),
     [(0, 160), *(pytest.param(seed, 500, marks=pytest.mark.slow) for seed in range(1, 13))],
 )
-async def test_random_calls_give_what_each_request_gives_without_drafts(
+async def test_random_calls_give_each_request_its_output_without_drafts(
     plain: LocalShard, drafting: LocalShard, seed: int, num_calls: int
 ) -> None:
     # The calls differ, since requests end in fewer of them; the requests are the same.

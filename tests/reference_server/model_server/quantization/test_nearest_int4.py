@@ -13,7 +13,7 @@ def dequantized(weight: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("inputs", [128, 96, 44, 6])
-def test_every_weight_is_near_its_own_whatever_the_number_of_inputs(inputs: int) -> None:
+def test_every_rounded_weight_is_near_the_weight_for_any_number_of_inputs(inputs: int) -> None:
     weight = torch.randn(40, inputs, generator=torch.Generator().manual_seed(1))
 
     rounded = dequantized(weight)

@@ -42,7 +42,7 @@ def test_a_row_whose_drafts_fail_is_left_out() -> None:
     assert draft_lengths([DraftCandidate((0.9,) * 2), DraftCandidate((0.002,) * 2)], MEMORY_BOUND) == [2, 0]
 
 
-def test_drafts_stop_paying_at_the_rows_at_which_the_step_is_compute_bound() -> None:
+def test_drafts_stop_paying_when_a_step_is_compute_bound() -> None:
     cost = StepCost(by_rows({1: 100.0, 8: 102.0, 16: 200.0, 128: 1600.0}, 128))
 
     assert [size for size in (1, 2, 4, 8, 16, 32) if can_pay(size, 4, cost)] == [1, 2, 4]

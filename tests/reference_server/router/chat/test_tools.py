@@ -30,7 +30,7 @@ def names(offer: ToolOffer | None) -> list[str] | None:
     ],
     ids=str,
 )
-def test_http_4_6_which_tools_a_choice_offers(choice: Any, expected: list[str] | None):
+def test_http_4_6_a_choice_offers_its_tools(choice: Any, expected: list[str] | None):
     assert names(offered(tool_choice=choice)) == expected
 
 
