@@ -20,7 +20,7 @@ REFRESHES_PER_S = 2
 
 
 class Verbosity(IntEnum):
-    """How much a command writes to stderr."""
+    """The amount of output of a command on stderr."""
 
     QUIET = 0
     NORMAL = 1

@@ -96,7 +96,7 @@ class DecidedCell:
         return self.is_enough(self.covered[f"{factor:g}"])
 
     def is_enough(self, covered: int) -> bool:
-        """Where at least a fifth of the runs end, 93 % of these cover; elsewhere at most 3 % of all miss."""
+        """If at least a fifth of the runs end, 93 % of these cover; otherwise at most 3 % of all runs miss."""
         if self.is_frequent:
             return covered >= PROMISE * self.ended
         return self.ended - covered <= RARE_MISSES * self.runs

@@ -55,7 +55,7 @@ def run_directories(paths: Sequence[Path]) -> list[Path]:
 
 
 def between_of(history: Path, runs: Sequence[SideRun], metrics: Sequence[str]) -> OccasionVariation:
-    """How much the series of the stored runs varies between occasions. Raises UsageError for a damaged history."""
+    """The variation of the series of the stored runs between occasions. Raises UsageError for a damaged history."""
     if not runs:
         return UNKNOWN
     try:

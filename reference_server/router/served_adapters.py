@@ -137,9 +137,9 @@ class Adapters:
             self._retire_later(earlier)
 
     async def unload(self, name: str) -> None:
-        """Take no more requests for an adapter, wait for those that use it, then free it.
+        """Refuse new requests for an adapter, wait for the requests that use it, then free it.
 
-        Raises `AdapterNotFoundError`. If the caller leaves, the rest is done all the same.
+        Raises `AdapterNotFoundError`. If the caller disconnects, the adapter is still freed.
         """
         loaded = self._loaded.pop(name, None)
         if loaded is None:
@@ -178,7 +178,7 @@ class Adapters:
             logger.warning("could not unload %s: %s", loaded.source.name, error)
 
     def _checked(self, name: str, location: str) -> AdapterSource:
-        """Where to load from, under a new id. Raises `ValidationError`."""
+        """The location to load from, under a new id. Raises `ValidationError`."""
         directory = self.rules.directory
         if directory is None or self._shard is None:
             raise ValidationError("adapters are not loaded at run time: start the server with `--adapter-directory`")

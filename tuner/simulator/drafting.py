@@ -1,7 +1,7 @@
-"""Drafts of a simulated server: which rows of a step have one, how long it is, and how much of it is accepted.
+"""Drafts of a simulated server: the rows of a step with a draft, its length, and its number of accepted tokens.
 
-The rule is the server's own `Drafter`. Only the text is replaced, by draws with the measured acceptance. A draw depends
-only on the request and its number of tokens, so batches cannot change it.
+The rule is the server's own `Drafter`. Only the text is replaced: random numbers with the measured acceptance decide. A
+random number depends only on the request and its number of tokens, so batches cannot change it.
 """
 
 from collections.abc import Sequence
@@ -56,14 +56,14 @@ class SpeculatingLaw:
         return self.plain.adapters_ns(adapters, tokens)
 
     def drafted_step_ns(self, work: StepWork, drafted: int) -> float:
-        """The time of a decode step that verifies `drafted` tokens, which attend to as many keys as the mean row."""
+        """The time of a decode step that verifies `drafted` tokens. Each attends to as many keys as the mean row."""
         drafts_ns, drafted_ns = self.plain.draft_ns
         keys_ns = self.plain.kv_ns * work.kv / max(1, work.rows)
         return self.plain.step_ns(work) + drafts_ns + drafted * (drafted_ns + keys_ns)
 
     @property
     def step_cost(self) -> StepCost:
-        """The cost by which the server chooses draft lengths; here from the law instead of the server's warm-up."""
+        """The cost that the server uses to choose draft lengths. It comes from the law, not from a warm-up."""
         rows_ns = tuple(self.plain.step_ns(StepWork(rows=rows)) for rows in range(1, MOST_VERIFIED_ROWS + 1))
         drafts_ns, drafted_ns = self.plain.draft_ns
         row_ns = (rows_ns[-1] - rows_ns[0]) / (len(rows_ns) - 1)
@@ -153,7 +153,7 @@ class Drafting:
             self._drafter.cost = self.law.step_cost
 
     def row(self, key: int, num_ids: int, left: int) -> DraftingRow:
-        """A row that begins to decode, with `left` tokens still to generate."""
+        """A row that starts to decode, with `left` remaining tokens."""
         return DraftingRow(key, num_ids, _Stopping(left), self.law.acceptance.at(1))
 
     def may_draft(self, num_rows: int) -> bool:
@@ -184,7 +184,7 @@ class Drafting:
 
 
 class DrawnIds(Sequence[int]):
-    """The ids of a row as its history reads them: `RIGHT` where the first token of a draft would be right."""
+    """The ids of a row for its history: `RIGHT` if the first token of a draft is right at this position."""
 
     def __init__(self, row: DraftingRow) -> None:
         self._row = row

@@ -39,7 +39,7 @@ VLLM = (
     + last_usage(5)
     + DONE
 )
-# Content null beside the role, timings in the last chunk, comments in between, CRLF line ends, no [DONE].
+# Content null in the chunk with the role, timings in the last chunk, comments in between, CRLF line ends, no [DONE].
 LLAMA_CPP = (
     chat({"role": "assistant", "content": None})
     + b": keep-alive\n\n"

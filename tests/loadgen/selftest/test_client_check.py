@@ -187,9 +187,10 @@ def test_a_capacity_is_stored_per_machine_and_marks_runs_beyond_seven_tenths(tmp
 
 @pytest.mark.slow
 def test_trust_3a_a_starved_generator_reports_when_data_arrived(monkeypatch):
-    """It is stopped for half of the time: reads are late by turns of 5 ms, arrival times are not.
+    """The generator is stopped for half of the time, in intervals of 5 ms: reads are late, arrival times are not.
 
-    The bursts come at another interval than the turns, so that some meet a stop. The process is found by its command.
+    The bursts have another interval than the stops, so that some arrive during a stop. The process is found by its
+    command.
     """
     monkeypatch.setattr(load_process, "start_load", START_LOAD)
 

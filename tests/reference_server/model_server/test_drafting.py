@@ -1,4 +1,4 @@
-"""The drafter: drafts within a request's length and a step's rows, and none where they do not pay."""
+"""The drafter: drafts within a request's length and a step's rows, and no drafts if they do not save time."""
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
@@ -52,7 +52,7 @@ def drafter(speculate: int = 4, kv_border: int | None = None) -> Drafter:
 
 
 def test_a_draft_ends_before_the_last_token_of_the_request() -> None:
-    # Two more tokens: the step's own, and one that a draft may bring.
+    # Two more tokens: that of the step, and one of a draft.
     assert drafter().propose([decoding(LOOP, max_new_tokens=3)]) == ((7,),)
     assert drafter().propose([decoding(LOOP, max_new_tokens=2)]) == ()
 
@@ -88,7 +88,7 @@ def test_drafts_that_do_not_pay_are_not_looked_for() -> None:
 
 def test_a_request_whose_drafts_fail_stops_drafting_and_starts_again_when_its_text_repeats() -> None:
     made = drafter(2)
-    # A draft is worth it at about one token in four.
+    # A draft saves time from about one accepted token in four.
     made.cost = StepCost(by_rows({1: 100.0, 2: 125.0, 3: 150.0, 128: 3300.0}, 128))
     sequence = decoding(LOOP)
     proposed = []
@@ -102,7 +102,7 @@ def test_a_request_whose_drafts_fail_stops_drafting_and_starts_again_when_its_te
         sequence.cache_len += 1
 
     for place in range(12):
-        # 7 8 9 goes on with 7 each time, and the text with another token.
+        # The draft after 7 8 9 is always 7, and the text has another token.
         for next_id in (7, 8, 9) if place else ():
             sequence.ids.append(next_id)
             sequence.cache_len += 1
@@ -193,7 +193,7 @@ def test_a_batch_without_drafts_has_looks_ever_more_rarely() -> None:
     assert set(pauses[5:]) == {20}
 
 
-def test_a_request_that_joins_is_looked_at_although_the_others_pause() -> None:
+def test_a_request_that_joins_has_a_look_although_the_others_pause() -> None:
     tokens, source = tokenizer(), CountedLooks()
     made = Drafter(source, 4)
     made.cost = FREE_ROWS
@@ -211,7 +211,7 @@ def test_a_request_that_joins_is_looked_at_although_the_others_pause() -> None:
     assert [step(first, decoding(LOOP, tokens=tokens)) for _ in range(2)] == [True, False]
 
 
-def test_a_draft_is_verified_although_it_does_not_pay_for_the_look_that_found_it() -> None:
+def test_a_draft_is_verified_although_it_saves_less_than_its_look_costs() -> None:
     made = drafter()
     # The match of four tokens has a prior of 0.7; a look costs a step and a half.
     made.cost = StepCost(by_rows({1: 110.0, 128: 1380.0}, 128), proposal_ns=(165.0,))
@@ -239,7 +239,7 @@ class UncertainHeads:
         return [ProposedDraft([1] * count, [0] * count) for count in counts]
 
 
-def test_a_draft_is_longer_after_a_dear_look_whose_time_is_spent() -> None:
+def test_a_draft_is_longer_after_an_expensive_look() -> None:
     made = Drafter(UncertainHeads(), 4)
     rows_ns = by_rows({1: 280.0, 2: 295.0, 4: 330.0, 8: 435.0}, 128)
 

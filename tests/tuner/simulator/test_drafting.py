@@ -47,7 +47,7 @@ def test_drafts_that_are_always_accepted_give_three_tokens_a_step():
 def test_drafts_that_are_never_accepted_cost_time_and_give_no_token():
     run = replay(SpeculatingLaw(TOY, 2, NEVER, is_adaptive=False), (0, 100, 4))
 
-    # A draft is never longer than the tokens that are left beside the one of the step: two, one, none.
+    # A draft is never longer than the tokens that remain after the one of the step: two, one, none.
     assert run.flights[0].end_ns == (20 + 9 + 8.5 + 6) * MS
     assert run.replicas[0].counts.accepted == 0
 

@@ -47,7 +47,7 @@ def proposer_in(folder: Path, objective: Objective = OBJECTIVE) -> SimulatorProp
 
 
 def trial(folder: Path, number: int, settings: dict[str, object]) -> TrialResult:
-    """A measured trial with a step trace beside its run."""
+    """A measured trial with a step trace in addition to its run."""
     directory = folder / "trials" / f"{number:04d}"
     directory.mkdir(parents=True)
     write_trace(directory / "steps.jsonl")

@@ -1,8 +1,8 @@
-"""How often drafts are accepted under a load: measured by step traces, or given in a cost file.
+"""The acceptance of drafts under a load: measured by step traces, or given in a cost file.
 
-A text has stretches that a draft source predicts well, and others. So a token after an accepted one is accepted much
-more often than the first token of a draft. Longer drafts pass a good stretch in fewer steps, which lowers the fraction
-of accepted first tokens. The two probabilities below do not depend on the length of drafts.
+A text has parts that a draft source predicts well, and other parts. Therefore a token after an accepted token is
+accepted much more often than the first token of a draft. Longer drafts need fewer steps for a well predicted part, so
+the fraction of accepted first tokens is lower. The two probabilities below do not depend on the length of drafts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ PROBABILITIES = ("coverage", "first", "next")
 class DraftAcceptance:
     """Drafts of one model under one load. All values are probabilities.
 
-    coverage: a row has a draft, if its last draft was not accepted to its end. first: the first token of that draft is
-    accepted. next: a token after an accepted one is accepted, in the same draft or in the next one. is_adaptive:
-    measured only on drafts from which the server expected a gain; the drafts that it left out are unknown.
+    coverage: a row has a draft if its last draft was not accepted to its end. first: the first token of that draft is
+    accepted. next: a token after an accepted token is accepted, in the same draft or in the next one. is_adaptive: the
+    values include only drafts that the server expected to save time; the other drafts are unknown.
     """
 
     coverage: float
@@ -77,7 +77,7 @@ def fit_acceptance(launches: Sequence[TracedSteps]) -> DraftAcceptance | None:
         longer = np.divide(proposed[1:], proposed[:-1], out=np.zeros(len(proposed) - 1), where=proposed[:-1] > 0)
         chances += float((accepted[:-1] * longer).sum())
     following = later / chances if chances else firsts / drafts
-    # A draft after one that was accepted to its end continues the stretch.
+    # A draft after one that was accepted to its end continues the same part of the text.
     begun = max(drafts - whole, 1.0)
     first = min(1.0, max(0.0, (firsts - whole * following) / begun))
     coverage = min(1.0, max(0.0, (drafts - whole) / max(rows - whole, 1.0)))

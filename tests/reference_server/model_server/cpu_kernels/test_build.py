@@ -1,4 +1,4 @@
-"""Where the compiled kernels come from: one build for any number of processes, and none where there is no compiler."""
+"""The origin of the compiled kernels: one build for any number of processes, and none without a compiler."""
 
 import logging
 import os

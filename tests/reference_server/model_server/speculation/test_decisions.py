@@ -178,7 +178,7 @@ ALONE = [case for case in CASES if case.num_rows == 1]
 @pytest.mark.parametrize("price", [0.3, 3.0])
 @pytest.mark.parametrize("case", ALONE, ids=lambda case: case.name)
 def test_drafts_of_one_request_follow_the_measured_time_of_its_steps(case: Case, price: float, noise: float) -> None:
-    """Whatever the warm-up has measured."""
+    """For any times that the warm-up has measured."""
     tokens, known = tokenizer(), replace(case.cost, proposal_ns=(case.look_ns * price,), drafts_ns=60.0 * price)
     adaptive = case.plain_ns / ns_per_token(case, True, tokens, Clock(noise), known)
     fixed = case.plain_ns / ns_per_token(case, False, tokens)

@@ -1,4 +1,4 @@
-"""What a run of drafts saves by its measured time, and the measured speed of plain steps."""
+"""The tokens that a run of drafts saves by its measured time, and the measured speed of plain steps."""
 
 import pytest
 

@@ -130,7 +130,7 @@ def empty_row() -> float:
 
 
 def skipped_slot() -> float:
-    """How much a store to a negative slot changes the cache."""
+    """The change of the cache by a store to a negative slot."""
     cache = torch.zeros(2, 2, 1, 16, 16)
     metadata = metadata_of(np.zeros((1, 1), dtype=np.int64), [(0, 1)], 16)
     metadata.slots[:] = -1
