@@ -60,7 +60,7 @@ class BatchingConfig(CommonConfig):
     max_requests_per_client: Positive | None = Field(
         None,
         description="Largest number of requests of one client that wait or run at once; the router refuses further "
-        "ones with status 429. A client is an API key, or an address if there is none. Unset: no limit.",
+        "requests with status 429. A client is an API key, or an address if there is none. Unset: no limit.",
     )
     max_queue_time: float | None = Field(
         None,
