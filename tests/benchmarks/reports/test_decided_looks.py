@@ -1,12 +1,29 @@
+import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks.reports.decided_looks import DecidedCell, look_sizes, render, reported_coverage, shifted, stored
-from loadgen.generator.stop_rules import DOUBLING, FIRST_LOOK
+from benchmarks.reports.decided_looks import (
+    DecidedCell,
+    look_sizes,
+    quantile_of,
+    render,
+    reported_coverage,
+    shifted,
+    stored,
+)
+from benchmarks.reports.repeated_looks import simulated_runs
+from loadgen.generator.stop_rules import DOUBLING, FIRST_LOOK, AttainmentDecided, PartialRun
+from loadgen.selftest.queue_models import Runs, model_named
 from reports.metrics.early_end import DECIDED_FACTOR
+from reports.metrics.measured import Measured
+from reports.metrics.named_metrics import metric_interval
+from reports.run_schema import RequestRecord
+from reports.run_store import RunManifest, RunResult
 from reports.stats.estimators import Interval
+from tests.support.samples.stream_record import stream_record
 
 PAGE, RESULT = Path("docs/intervals.md"), Path("benchmarks/results/decided_looks.json")
 
@@ -40,6 +57,45 @@ def test_trust_C1_the_intervals_of_a_decision_keep_the_promise():
 def test_trust_C1_few_runs_decide_for_the_wrong_side():
     """The decision allows 5 % over all looks."""
     assert all(cell.wrong <= 0.05 * cell.runs for cell in stored_cells())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("attainment", "target"), [(0.9, 0.75), (0.5, 0.65)])
+def test_trust_C1_goodput_of_a_queue_after_a_decision_is_covered(attainment: float, target: float) -> None:
+    """M/M/1 at half load: in a fraction of its requests, the first token arrives within the limit."""
+    model, runs = model_named("M/M/1"), 60
+    limit_s = quantile_of(model, 0.5, attainment)
+    truth = attainment * model.arrivals_per_s(0.5)
+
+    ended = [found for run in simulated_runs(model, 0.5, runs, 77) if (found := decided(run, limit_s, target))]
+    shown = [metric_interval(measured, "goodput_rps") for measured in ended]
+
+    assert len(ended) >= 0.7 * runs
+    assert sum(found.lo <= truth <= found.hi for found in shown) >= 0.93 * len(ended)
+    assert np.median([(found.hi - found.lo) / found.value for found in shown]) < 2
+
+
+def decided(run: Runs, limit_s: float, target: float) -> Measured | None:
+    """The run up to the look that decides, as a report reads it; None without a decision."""
+    records = [
+        stream_record(float(start), float(start + first), 0.01, 2)
+        for start, first in zip(run.arrival_s[:1_600], run.queue_s, strict=False)
+    ]
+    for size in look_sizes():
+        if size > len(records):
+            return None
+        measured = Measured.of(RunResult(manifest_of(records[:size], limit_s), records[:size]))
+        reason = AttainmentDecided(target).reason(PartialRun(measured, (np.zeros(0), np.zeros(0)), measured))
+        if reason is not None:
+            return dataclasses.replace(measured, window=dataclasses.replace(measured.window, stop_reason=reason))
+    return None
+
+
+def manifest_of(records: list[RequestRecord], limit_s: float) -> RunManifest:
+    objectives = [{"metric": "ttft_p95_ms", "max": 1e3 * limit_s}]
+    end_s = records[-1].t_intended_ns / 1e9
+    return RunManifest("r", mode="poisson", warmup_s=records[0].t_intended_ns / 1e9, window_end_s=end_s,
+                       objectives=objectives)  # fmt: skip
 
 
 def test_a_result_has_one_cell_a_line():
