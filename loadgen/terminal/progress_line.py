@@ -85,7 +85,7 @@ def terminal_line(
     columns = min(columns, MOST_COLUMNS)
     share = length.share(message)
     head = f"{place} " if place else ""
-    percent = "" if share is None else f" {100 * share:3.0f} %{_eta(length, message)}"
+    percent = "" if share is None else _progress(length, message, share)
     tail = ""
     for part in _parts(message, tokens_per_s, share is None):
         if len(head) + len(percent) + len(tail) + len(part) + (LEAST_BAR if percent else 0) <= columns:
@@ -135,14 +135,13 @@ def _left(length: RunLength, message: Mapping[str, Any], left_s: float) -> str:
     return "extended" if length.is_extended(message) else f"{clock(left_s)} left"
 
 
-def _eta(length: RunLength, message: Mapping[str, Any]) -> str:
-    """The time left; an extension and the drain by name, because they end at no known time."""
+def _progress(length: RunLength, message: Mapping[str, Any], share: float) -> str:
+    """The share and the time left; an extension and the drain by name, because they end at no known time."""
     if message["phase"] == "drain":
         return " draining"
-    if length.is_extended(message):
-        return " extended"
     left_s = length.left_s(message)
-    return f" ETA {clock(left_s)}" if left_s is not None else ""
+    eta = f" ETA {clock(left_s)}" if left_s is not None else ""
+    return f" {100 * share:3.0f} %" + (" extended" if length.is_extended(message) else eta)
 
 
 def _parts(message: Mapping[str, Any], tokens_per_s: float | None, is_unbounded: bool) -> list[str]:
