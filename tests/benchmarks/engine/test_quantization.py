@@ -59,8 +59,6 @@ def test_a_method_with_a_rounded_checkpoint_is_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not can_compile(torch.bfloat16, torch.device("cpu")), reason="there is no compiled product")
-# With AVX2 the plain model rounds only weights, so float products diverge by 0.00003, and rounded inputs by 0.00015.
-@pytest.mark.skipif(not has_bfloat16(), reason="with AVX2 the divergence is 4.6 times that of float products")
 @pytest.mark.parametrize("method", ["eetq", pytest.param("gptq", marks=pytest.mark.slow)])
 def test_step_2_4_rounded_activations_at_most_double_the_divergence_of_rounded_weights(
     tmp_path: Path, method: str
@@ -70,8 +68,11 @@ def test_step_2_4_rounded_activations_at_most_double_the_divergence_of_rounded_w
     with closing(Served(method, plan(tmp_path, text_tokens=2048))) as rounded:
         found = rounded.predictions()
 
+    # AVX2 misses the limit of 2: its plain model rounds only weights, so float products diverge by 0.00003 and rounded
+    # inputs by 0.00015.
+    most = 2 if has_bfloat16() else 6
     assert found.kl_float_products is not None
-    assert 0 < found.kl_per_token <= 2 * found.kl_float_products
+    assert 0 < found.kl_per_token <= most * found.kl_float_products
 
 
 def test_a_method_without_results_has_a_row_with_the_reason() -> None:

@@ -102,7 +102,7 @@ def test_servers_6_a_recorded_file_of_aiperf_counts_the_tokens_of_the_server(tmp
         (128, 32, 0)
     ] * 24
     assert {each.tokens_source for each in records} == {TokensSource.SERVER_USAGE}
-    # What aiperf reports for this run.
+    # The values that aiperf reports for this run.
     assert summary["metrics"]["ttft_s"]["mean"] == pytest.approx(0.18418269)
     assert summary["metrics"]["e2e_s"]["mean"] == pytest.approx(0.3067897, rel=0.05)
 
