@@ -32,28 +32,31 @@ SECOND = 1_000_000_000
 
 def requests(ttft_s, every_s=0.1):
     """One request a tenth of a second; each streams two tokens, the second 10 ms after the first."""
-    records = []
-    for index, first_s in enumerate(ttft_s):
-        sent = round(index * every_s * SECOND)
-        first = sent + round(first_s * SECOND)
-        last = first + 10_000_000
-        records.append(
-            RequestRecord(
-                "run",
-                f"run-{index + 1}",
-                t_intended_ns=sent,
-                t_dispatch_ns=sent,
-                t_sent_ns=sent,
-                t_first_ns=first,
-                t_last_ns=last,
-                t_end_ns=last,
-                output_tokens=2,
-                first_event_tokens=1,
-                events=2,
-                gap_ns=[10_000_000],
-            )
-        )
-    return records
+    sent = [round(index * every_s * SECOND) for index in range(len(ttft_s))]
+    return [
+        streamed(number, start, start + round(first_s * SECOND), 10_000_000)
+        for number, (start, first_s) in enumerate(zip(sent, ttft_s, strict=True), 1)
+    ]
+
+
+def streamed(number, sent, first, gap, tokens=2, phase=Phase.MEASURE):
+    """A request sent at `sent`, with its first token at `first` and the others at equal gaps, in ns."""
+    end = first + gap * (tokens - 1)
+    return RequestRecord(
+        "run",
+        f"run-{number}",
+        phase=phase,
+        t_intended_ns=sent,
+        t_dispatch_ns=sent,
+        t_sent_ns=sent,
+        t_first_ns=first,
+        t_last_ns=end,
+        t_end_ns=end,
+        output_tokens=tokens,
+        first_event_tokens=1,
+        events=tokens,
+        gap_ns=[gap] * (tokens - 1),
+    )
 
 
 def partial_run(records, in_flight=(), **manifest):
@@ -84,22 +87,7 @@ def token_record(number, sent_s, end_s, tokens, phase):
     """A request whose tokens arrive at equal intervals."""
     sent, end = round(sent_s * SECOND), round(end_s * SECOND)
     gap = (end - sent) // tokens
-    first = end - gap * (tokens - 1)
-    return RequestRecord(
-        "run",
-        f"run-{number}",
-        phase=phase,
-        t_intended_ns=sent,
-        t_dispatch_ns=sent,
-        t_sent_ns=sent,
-        t_first_ns=first,
-        t_last_ns=end,
-        t_end_ns=end,
-        output_tokens=tokens,
-        first_event_tokens=1,
-        events=tokens,
-        gap_ns=[gap] * (tokens - 1),
-    )
+    return streamed(number, sent, end - gap * (tokens - 1), gap, tokens, phase)
 
 
 def written(directory, records):
