@@ -17,6 +17,8 @@ from reference_server.launcher.model_facts import ModelFacts
 from reference_server.presets.catalog import find
 
 KNOWN_HEAD_DIMS = (64, 128, 256)
+# Families for which TGI does not use FlashInfer.
+NOT_FLASHINFER = ("falcon", "deepseek_v2")
 GIB = 2**30
 PLANNED_WIGGLE_ROOM = 0.95
 LEAST_OPTIMAL_TOKENS = 100
@@ -136,42 +138,48 @@ def _check_addresses(config: ServerConfig, num_shards: int) -> None:
 
 def choose_attention(config: ServerConfig, facts: ModelFacts | None, devices: Devices) -> tuple[str, bool, str]:
     """The attention that TGI would request, whether prefixes are cached, and the reason. The user's settings win."""
-    attention: str | None = None if config.attention == "auto" else config.attention
-    prefix, reason = config.prefix_caching, "requested"
+    attention = _attention(config, facts, devices)
+    return attention, *_prefix_caching(config, facts, devices, attention)
+
+
+def _attention(config: ServerConfig, facts: ModelFacts | None, devices: Devices) -> str:
+    if config.attention != "auto":
+        return config.attention
+    if facts is None or (facts.head_dim in KNOWN_HEAD_DIMS and facts.model_type not in NOT_FLASHINFER):
+        return "flashinfer"
     capability = devices.gpus[0].capability if devices.gpus else None
-    fallback = "flashdecoding" if capability is not None and capability >= 8 else "paged"
+    return "flashdecoding" if capability is not None and capability >= 8 else "paged"
 
-    def prefix_off(why: str) -> None:
-        nonlocal prefix, reason
-        if prefix is None:
-            prefix, reason = False, why
 
+def _prefix_caching(
+    config: ServerConfig, facts: ModelFacts | None, devices: Devices, attention: str
+) -> tuple[bool, str]:
+    """Whether prefixes are cached, and the first reason that decides it."""
+    if config.prefix_caching is not None:
+        return config.prefix_caching, "requested"
     rope_type = config.rope_scaling or (None if facts is None else facts.rope_type)
     if rope_type == "dynamic":
-        prefix_off("dynamic rope scaling")
+        return False, "dynamic rope scaling"
     if rope_type in ("longrope", "su") and _may_exceed_original_maximum(config, facts):
-        prefix_off("long rope: the keys depend on whether the request is longer than the original maximum")
+        return False, "long rope: the keys depend on whether the request is longer than the original maximum"
     if facts is not None:
-        head_dim = facts.head_dim
-        if facts.has_vision and facts.model_type not in PLACEHOLDERS:
-            prefix_off("vision model")
-        if facts.model_type in WHOLE_PROMPTS:
-            prefix_off("all tokens of a prompt attend to each other")
-        if facts.is_encoder_decoder:
-            prefix_off("encoder-decoder model")
-        if head_dim not in KNOWN_HEAD_DIMS and devices.gpus:
-            attention = attention or fallback
-            prefix_off(f"head size {head_dim}")
-        elif head_dim not in KNOWN_HEAD_DIMS:
-            attention = attention or fallback
-            # Unlike TGI's, the CPU kernel here reads cached blocks of any head size.
-            if prefix is None and config.attention != "paged":
-                prefix, reason = True, "the CPU's attention reads earlier blocks of any head size"
-        if head_dim in KNOWN_HEAD_DIMS and facts.model_type in ("falcon", "deepseek_v2"):
-            attention = attention or fallback
-    if attention == "paged":
-        prefix_off("paged attention")
-    return attention or "flashinfer", True if prefix is None else prefix, reason if prefix is not None else "default"
+        if (reason := _why_prefixes_differ(facts)) is not None:
+            return False, reason
+        if facts.head_dim not in KNOWN_HEAD_DIMS and devices.gpus:
+            return False, f"head size {facts.head_dim}"
+        # Unlike TGI's, the CPU kernel here reads cached blocks of any head size.
+        if facts.head_dim not in KNOWN_HEAD_DIMS and config.attention != "paged":
+            return True, "the CPU's attention reads earlier blocks of any head size"
+    return (False, "paged attention") if attention == "paged" else (True, "default")
+
+
+def _why_prefixes_differ(facts: ModelFacts) -> str | None:
+    """Why equal first tokens of two prompts can have different keys and values; None if they cannot."""
+    if facts.has_vision and facts.model_type not in PLACEHOLDERS:
+        return "vision model"
+    if facts.model_type in WHOLE_PROMPTS:
+        return "all tokens of a prompt attend to each other"
+    return "encoder-decoder model" if facts.is_encoder_decoder else None
 
 
 def _may_exceed_original_maximum(config: ServerConfig, facts: ModelFacts | None) -> bool:
