@@ -1,6 +1,7 @@
 """One process of a search: asks for configurations, measures them, and repeats the trials of lost workers."""
 
 import json
+import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -92,41 +93,48 @@ class SearchWorker:
 
     def work(self) -> None:
         """Measure trials until a stop condition holds. Raises CannotMeasureError after `MAX_FAULTS` faults in a row."""
-        search, study = self.search, self.study
-        hours = search.config.study.max_hours
-        deadline_s = time.monotonic() + 3600 * hours if hours else None
+        hours = self.search.config.study.max_hours
+        deadline_s = time.monotonic() + 3600 * hours if hours else math.inf
         self._repair()
         faults = asks = 0
-        while True:
-            self._gather()
-            launched = search.launched()
-            if len(launched) >= self._budget or self._is_patience_spent(launched):
-                if study.num_running and search.is_leader:
-                    search.sleep(POLL_S)
-                    self._repair()
-                    continue
-                return
-            if deadline_s is not None and time.monotonic() > deadline_s:
-                search.setup.progress.show(f"`max_hours` is reached after {len(launched)} launches")
-                return
-            if len(launched) + study.num_running >= self._budget:
-                search.sleep(POLL_S)
-                self._repair()
-                continue
+        while self._wait_for_launch(deadline_s):
             if asks >= ASKS_PER_TRIAL:
                 self._enqueue_quasi_random()
             if asks >= 3 * ASKS_PER_TRIAL:
-                search.setup.progress.show("the search ends: all remaining configurations are measured or rejected")
+                self._show("the search ends: all remaining configurations are measured or rejected")
                 return
             if not asks:
-                search.check_drift()
+                self.search.check_drift()
                 if not self._propose():
                     return
             result = self._next()
-            asks = 0 if result is not None and result.was_launched and result.outcome != "failed" else asks + 1
-            faults = faults + 1 if result is not None and result.outcome == "failed" else 0
+            has_failed = result is not None and result.outcome == "failed"
+            asks = 0 if result is not None and result.was_launched and not has_failed else asks + 1
+            faults = faults + 1 if has_failed else 0
             if faults == MAX_FAULTS and result is not None:
                 raise CannotMeasureError(result.fault)
+
+    def _wait_for_launch(self, deadline_s: float) -> bool:
+        """Wait until this worker may launch a trial; false if the search ends.
+
+        The launches that run elsewhere count as well. The leader ends last.
+        """
+        while True:
+            self._gather()
+            launched, running = self.search.launched(), self.study.num_running
+            if len(launched) >= self._budget or self._is_patience_spent(launched):
+                if not (running and self.search.is_leader):
+                    return False
+            elif time.monotonic() > deadline_s:
+                self._show(f"`max_hours` is reached after {len(launched)} launches")
+                return False
+            elif len(launched) + running < self._budget:
+                return True
+            self.search.sleep(POLL_S)
+            self._repair()
+
+    def _show(self, text: str) -> None:
+        self.search.setup.progress.show(text)
 
     @property
     def _budget(self) -> int:
@@ -223,10 +231,10 @@ class SearchWorker:
         if isinstance(proposal, Decline):
             self._proposer = proposal.successor
             if proposal.is_done:
-                self.search.setup.progress.show(f"the search ends: {proposal.reason}")
+                self._show(f"the search ends: {proposal.reason}")
                 return False
             successor = "the sampler" if proposal.successor is None else "a surrogate model"
-            self.search.setup.progress.show(f"{successor} continues the search: {proposal.reason}")
+            self._show(f"{successor} continues the search: {proposal.reason}")
             self.search.files.note(DECLINED, proposal.reason)
             return self._propose()
         self.study.enqueue(self.space, proposal.settings, proposal.attributes)
