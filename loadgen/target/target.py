@@ -99,42 +99,41 @@ class Target:
         """Query the server. Raises TargetError if it does not answer or has no known API."""
         control = self.control()
         try:
-            info = control.get_json("/info")
-            info = info if isinstance(info, dict) else {}
-            is_tgi = has_tgi_keys(info)
-            api = "tgi" if api == "auto" and is_tgi else api
-            models = None if api == "tgi" or is_tgi else control.get_json("/v1/models")
-            found = Detection(KINDS[engine], "--engine") if engine != "auto" else _detected(control, info, models)
-            if api == "tgi" or is_tgi:
-                # TGI takes any other model name for an adapter.
-                config = control.get_json("/config")
-                config = config if isinstance(config, dict) else {}
-                return TargetFacts(api, info, model or "tgi", config, found.kind, found.reason)
-            listed = first_model(models).get("id")
-            if listed is None and found.kind is OLLAMA:
-                listed = first_model(control.get_json("/api/tags")).get("name")
-            if found.kind is ANTHROPIC and (listed or model) is None:
-                raise TargetError(f"{self.url}: it has Anthropic's /v1/messages, but lists no models; give --model")
-            if api == "auto" and listed is None and found.kind is not ANTHROPIC:
-                raise TargetError(
-                    f"{self.url}: neither /info nor /v1/models answers as in TGI or OpenAI; give --api, one of "
-                    + ", ".join(API_NAMES.known()[1:])
-                )
-            chosen = found.kind.api if api == "auto" else api
-            return TargetFacts(chosen, info, model or str(listed or "tgi"), {}, found.kind, found.reason)
+            info = _as_object(control.get_json("/info"))
+            if api == "tgi" or has_tgi_keys(info):
+                return _tgi_facts(control, info, "tgi" if api == "auto" else api, model, engine)
+            return self._other_facts(control, info, api, model, engine)
         finally:
             control.close()
+
+    def _other_facts(
+        self, control: ControlClient, info: dict[str, Any], api: str, model: str | None, engine: str
+    ) -> TargetFacts:
+        """The facts of a server that has no `/info` as TGI has it."""
+        models = control.get_json("/v1/models")
+        found = _detected(control, info, models, engine)
+        listed = first_model(models).get("id")
+        if listed is None and found.kind is OLLAMA:
+            listed = first_model(control.get_json("/api/tags")).get("name")
+        if found.kind is ANTHROPIC and (listed or model) is None:
+            raise TargetError(f"{self.url}: it has Anthropic's /v1/messages, but lists no models; give --model")
+        if api == "auto" and listed is None and found.kind is not ANTHROPIC:
+            raise TargetError(
+                f"{self.url}: neither /info nor /v1/models answers as in TGI or OpenAI; give --api, one of "
+                + ", ".join(API_NAMES.known()[1:])
+            )
+        chosen = found.kind.api if api == "auto" else api
+        return TargetFacts(chosen, info, model or str(listed or "tgi"), {}, found.kind, found.reason)
 
     def info(self) -> dict[str, Any]:
         """The current `/info`; empty if there is none or the server is gone."""
         control = self.control()
         try:
-            info = control.get_json("/info")
+            return _as_object(control.get_json("/info"))
         except TargetError:
             return {}
         finally:
             control.close()
-        return info if isinstance(info, dict) else {}
 
     def generate_once(
         self,
@@ -157,8 +156,23 @@ class Target:
             )
 
 
-def _detected(control: ControlClient, info: Any, models: Any) -> Detection:
-    """The kind of a server. Ollama's and Anthropic's routes are requested only if other replies leave the kind open."""
+def _tgi_facts(control: ControlClient, info: dict[str, Any], api: str, model: str | None, engine: str) -> TargetFacts:
+    found = _detected(control, info, None, engine)
+    # TGI takes any other model name for an adapter.
+    return TargetFacts(api, info, model or "tgi", _as_object(control.get_json("/config")), found.kind, found.reason)
+
+
+def _as_object(reply: Any) -> dict[str, Any]:
+    return reply if isinstance(reply, dict) else {}
+
+
+def _detected(control: ControlClient, info: Any, models: Any, engine: str) -> Detection:
+    """The kind of a server, or the one given with --engine.
+
+    Ollama's and Anthropic's routes are requested only if other replies leave the kind open.
+    """
+    if engine != "auto":
+        return Detection(KINDS[engine], "--engine")
     found = detect(info, models)
     if found.kind is not OPENAI:
         return found
