@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 MASK = "***"
@@ -66,24 +67,28 @@ def redacted_argv(argv: Sequence[str]) -> list[str]:
     >>> redacted_argv(["--header", "X-Key=abc", "--header=X-Key=abc"])
     ['--header', 'X-Key=***', '--header=X-Key=***']
     """
-    redacted_words: list[str] = []
-    is_value = is_header = False
-    for word in argv:
-        name, equals, value = word.partition("=")
-        if is_value:
-            redacted_words.append(MASK)
-        elif is_header or (name == HEADER_FLAG and equals):
-            start = "" if is_header else f"{HEADER_FLAG}="
-            redacted_words.append(f"{start}{(name if is_header else value.partition('=')[0])}={MASK}")
-        elif equals and " " not in name and "://" not in name and is_secret(name):
-            redacted_words.append(f"{name}={MASK}")
-        elif " " in word:
-            redacted_words.append(_redacted_words(redacted_text(word)))
-        else:
-            redacted_words.append(redacted_text(word))
-        is_header = not is_value and not is_header and word == HEADER_FLAG
-        is_value = not is_value and not equals and word.startswith("-") and is_secret(word)
-    return redacted_words
+    redacted: list[str] = []
+    words = iter(argv)
+    for word in words:
+        redacted.append(_redacted_word(word))
+        if word == HEADER_FLAG:
+            redacted += [_redacted_header(value) for value in islice(words, 1)]
+        elif word.startswith("-") and "=" not in word and is_secret(word):
+            redacted += [MASK for _ in islice(words, 1)]
+    return redacted
+
+
+def _redacted_word(word: str) -> str:
+    name, equals, value = word.partition("=")
+    if name == HEADER_FLAG and equals:
+        return f"{HEADER_FLAG}={_redacted_header(value)}"
+    if equals and " " not in name and "://" not in name and is_secret(name):
+        return f"{name}={MASK}"
+    return _redacted_words(redacted_text(word)) if " " in word else redacted_text(word)
+
+
+def _redacted_header(header: str) -> str:
+    return f"{header.partition('=')[0]}={MASK}"
 
 
 def _redacted_words(text: str) -> str:
