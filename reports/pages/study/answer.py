@@ -1,6 +1,8 @@
 """The answer of a study: the settings to change, the command that applies them, and the metrics that get worse."""
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -9,7 +11,7 @@ from reports.document import Block, Estimate, Table, Text, VerdictLine, format_b
 from reports.metrics.requests.per_request import Direction
 from reports.metrics.titles import better_direction, metric_title
 from reports.stats.estimators import Interval
-from reports.study import StudyData, at_range_end, default_text, median_of, paired_change, setting_text
+from reports.study import StudyData, StudyTrial, at_range_end, default_text, median_of, paired_change, setting_text
 
 MIN_COST = 0.05
 """The verdict names a metric that gets worse by more than this fraction."""
@@ -37,12 +39,16 @@ def _ended(sentence: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A metric that is worse with the winner. change: a ratio; None if the metric was zero before."""
+    """A metric that is worse with the winner.
+
+    change: a ratio; None if the metric was zero before. factor: how many times worse, infinite after zero.
+    """
 
     metric: str
     before: float
     after: float
     change: Interval | None
+    factor: float
 
     def __str__(self) -> str:
         title, _, unit = metric_title(self.metric).partition(", ")
@@ -67,21 +73,23 @@ def costs(study: StudyData) -> tuple[Cost, ...]:
     if study.winner is None or study.winner == study.baseline:
         return ()
     a, b = study.launches(study.baseline), study.launches(study.winner)
-    found: list[tuple[float, Cost]] = []
-    for name in sorted({name for each in (*a, *b) for name in each.metrics} - {study.objective}):
-        before, after = (median_of(launches, name, study.objective) for launches in (a, b))
-        direction = better_direction(name)
-        if before is None or after is None or direction is Direction.NONE:
-            continue
-        change = paired_change(a, b, name, study.objective)
-        if change is None:
-            if before[0] == 0 < after[0] and direction is Direction.LOWER:
-                found.append((float("inf"), Cost(name, before[0], after[0], None)))
-            continue
-        worse = change.value if direction is Direction.LOWER else 1 / change.value
-        if worse > 1 + MIN_COST:
-            found.append((worse, Cost(name, before[0], after[0], change)))
-    return tuple(cost for _, cost in sorted(found, key=lambda each: -each[0]))
+    names = {name for each in (*a, *b) for name in each.metrics} - {study.objective}
+    found = [_cost(name, a, b, study.objective) for name in sorted(names)]
+    return tuple(sorted((cost for cost in found if cost is not None), key=lambda cost: -cost.factor))
+
+
+def _cost(name: str, a: Sequence[StudyTrial], b: Sequence[StudyTrial], objective: str) -> Cost | None:
+    """The cost of one metric; None if it is not known to be worse by more than `MIN_COST`."""
+    before, after = (median_of(launches, name, objective) for launches in (a, b))
+    direction = better_direction(name)
+    if before is None or after is None or direction is Direction.NONE:
+        return None
+    change = paired_change(a, b, name, objective)
+    if change is None:
+        has_appeared = before[0] == 0 < after[0] and direction is Direction.LOWER
+        return Cost(name, before[0], after[0], None, math.inf) if has_appeared else None
+    factor = change.value if direction is Direction.LOWER else 1 / change.value
+    return Cost(name, before[0], after[0], change, factor) if factor > 1 + MIN_COST else None
 
 
 def settings_blocks(study: StudyData) -> tuple[Block, ...]:
