@@ -4,11 +4,11 @@
     python -m benchmarks.tuner.llama_grid --replay
 
 The first command launches the server once for each point and pass, in random order within a pass, and measures bursts
-of requests on it and on a reference server: benchmarks/tuner/point_bursts.py. It needs a quiet machine. It stops after
-`--minutes`, and the next command with the same `--work` continues, so the grid can be measured in parts.
+of requests on it and the speed of its core during each: benchmarks/tuner/point_bursts.py. It needs a quiet machine. It
+stops after `--minutes`, and the next command with the same `--work` continues, so the grid can be measured in parts.
 `--points 12 --passes 3` measures only some points and shows the deviation of repeats. By
 benchmarks/tuner/modelled_grid.py, a grid can distinguish searches if the deviation is 3 % or less; it falls with the
-square root of `--seconds`. The model is made by `python -m benchmarks.peers.gguf_file`.
+square root of `--bursts`. The model is made by `python -m benchmarks.peers.gguf_file`.
 
 The rate of a point is its output tokens per second of the server's processor time, or of elapsed time with
 `--clock wall`; benchmarks/tuner/grid_values.py computes values from rates. With two or more cores, the servers run on
@@ -33,8 +33,9 @@ from typing import Any
 
 from benchmarks.peers.http_load import FailedRequest
 from benchmarks.tuner import point_bursts
+from benchmarks.tuner.core_speed import SpeedProbe, running_probe
 from benchmarks.tuner.grid_search import SearchGrid, judge, render_rows
-from benchmarks.tuner.grid_values import CLOCKS, Key, Row, deviation, rates_of, values_of
+from benchmarks.tuner.grid_values import CLOCKS, Key, Row, deviation, rates_of, sensitivity, values_of
 from benchmarks.tuner.point_bursts import BurstServer, RequestBurst
 from loadgen.errors import StartError
 from loadgen.target.machine import describe_machine
@@ -68,7 +69,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="File of finished measurements.")
     parser.add_argument("--passes", type=int, default=3, help="Measurements of each point, two at least.")
     parser.add_argument("--points", type=int, help="Measure only N points, the same in each pass; store no grid.")
-    parser.add_argument("--seconds", type=float, default=1.5, help="Shortest sum of the bursts of a point.")
+    parser.add_argument("--bursts", type=int, default=2, help="Bursts of a point in each pass.")
     parser.add_argument(
         "--clock", choices=CLOCKS, default="processor", help="Time of a burst: the server's processor time, or elapsed."
     )
@@ -130,25 +131,26 @@ def _measure(left: Sequence[Key], found: dict[Key, Row], args: argparse.Namespac
         command=f"{on_first_core(args.server)} --host 127.0.0.1 --port {{port}} --model {{model}} --no-ui",
     )
     server, started = server_of(section), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="grid-") as folder, on_other_cores():
-        reference = _launch(server, DEFAULTS, Path(folder))
-        with reference.target(Path(folder) / "reference.log", READY_TIMEOUT_S) as target:
-            for number, (turn, point) in enumerate(left, start=1):
-                row = measure_point(server, point, turn, _of(target), args)
-                found[turn, point] = row
-                with args.work.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-                used_s = time.monotonic() - started
-                if number % 20 == 0 or number == len(left):
-                    print(f"pass {turn + 1}: {number} of {len(left)} remaining, {used_s:.0f} s", flush=True)
-                if time.monotonic() + used_s / number > deadline_s:
-                    return
+    with running_probe(_cores()[0] if _has_own_core() else None) as probe, on_other_cores():
+        for number, (turn, point) in enumerate(left, start=1):
+            row = measure_point(server, point, turn, probe, args)
+            found[turn, point] = row
+            with args.work.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            used_s = time.monotonic() - started
+            if number % 20 == 0 or number == len(left):
+                print(f"pass {turn + 1}: {number} of {len(left)} remaining, {used_s:.0f} s", flush=True)
+            if time.monotonic() + used_s / number > deadline_s:
+                return
 
 
 def on_first_core(command: str) -> str:
-    """The command on the first core, if there are others for the client. The reference idles there meanwhile."""
-    cores = _cores()
-    return f"taskset -c {cores[0]} {command}" if len(cores) > 1 and shutil.which("taskset") else command
+    """The command on the first core, if there are others for the client."""
+    return f"taskset -c {_cores()[0]} {command}" if _has_own_core() else command
+
+
+def _has_own_core() -> bool:
+    return len(_cores()) > 1 and shutil.which("taskset") is not None
 
 
 @contextmanager
@@ -169,24 +171,22 @@ def _cores() -> list[int]:
 
 
 def measure_point(
-    server: TunedServer, point: Sequence[Any], turn: int, reference: BurstServer, args: argparse.Namespace
+    server: TunedServer, point: Sequence[Any], turn: int, probe: SpeedProbe, args: argparse.Namespace
 ) -> dict[str, Any]:
     """Launch the server at a point and measure its bursts. A failed start counts as 0 tokens per second."""
     started, at_s = time.monotonic(), time.time()
-    own: list[RequestBurst] = []
-    others: list[RequestBurst] = []
+    bursts: list[RequestBurst] = []
     with tempfile.TemporaryDirectory(prefix="grid-") as folder:
         launch = _launch(server, dict(zip(LEVELS, point, strict=True)), Path(folder))
         try:
             with launch.target(Path(folder) / "server.log", READY_TIMEOUT_S) as target:
-                own, others = point_bursts.measure_bursts(_of(target), reference, args.seconds, args.clock)
-                status = "ok" if all(each.is_whole for each in own) else "cut"
+                bursts = point_bursts.measure_bursts(_of(target), probe, args.bursts)
+                status = "ok" if all(each.is_whole for each in bursts) else "cut"
         except (StartError, FailedRequest, OSError) as error:
             status = f"failed: {str(error).splitlines()[0][:200]}"
     return {
         **{"pass": turn, "point": list(point), "at": round(at_s, 1), "status": status},
-        "bursts": [_stored_burst(each) for each in own],
-        "reference": [_stored_burst(each) for each in others],
+        "bursts": [_stored_burst(each) for each in bursts],
         "seconds": round(time.monotonic() - started, 2),
     }
 
@@ -197,7 +197,12 @@ def _of(target: Target) -> BurstServer:
 
 def _stored_burst(burst: RequestBurst) -> dict[str, Any]:
     processor_s = None if burst.processor_s is None else round(burst.processor_s, 5)
-    return {"tokens": burst.tokens, "wall_s": round(burst.wall_s, 5), "processor_s": processor_s}
+    speed = burst.speed
+    return {
+        **{"tokens": burst.tokens, "wall_s": round(burst.wall_s, 5), "processor_s": processor_s},
+        "small_us": None if speed is None else round(speed.small_us, 2),
+        "large_us": None if speed is None else round(speed.large_us, 2),
+    }
 
 
 def _launch(server: TunedServer, settings: Mapping[str, Any], folder: Path) -> LaunchCommand:
@@ -206,7 +211,7 @@ def _launch(server: TunedServer, settings: Mapping[str, Any], folder: Path) -> L
 
 def _deviations(found: Mapping[Key, Row], clock: str) -> str:
     others = [f"{deviation(rates_of(found, each)):.1f} % in {each} time" for each in CLOCKS]
-    value = f"{deviation(values_of(found, clock)):.1f} % in {clock} time relative to the reference"
+    value = f"{deviation(values_of(found, clock)):.1f} % in {clock} time at equal speed of the core"
     return f"repeats of a point deviate by {', '.join([*others, value])}"
 
 
@@ -238,9 +243,10 @@ def _content(found: Mapping[Key, Row], turns: Sequence[int], args: argparse.Name
         "defaults": dict(DEFAULTS),
         "fixed": dict(FIXED),
         "load": f"bursts of {point_bursts.REQUESTS} requests at once, {low}-{high} tokens in, "
-        f"{point_bursts.OUTPUT_TOKENS} out, for {args.seconds:g} s; the median burst",
+        f"{point_bursts.OUTPUT_TOKENS} out; the median of {args.bursts}",
         "measurements": {name: statuses.count(name) for name in sorted(set(statuses))},
-        "value": f"output tokens per second of {args.clock} time, relative to the reference",
+        "value": f"output tokens per second of {args.clock} time, at equal speed of the core",
+        "sensitivity": round(sensitivity(found, args.clock), 3),
         "deviation": _deviations(found, args.clock),
         "minutes": round(sum(row["seconds"] for row in found.values()) / 60, 1),
         "points": rows,

@@ -1,28 +1,25 @@
-"""One measurement of a grid point: bursts of requests, and one burst of a reference server that keeps running.
+"""One measurement of a grid point: bursts of requests, and the speed of the core during each of them.
 
-All bursts of a point have equal work. The elapsed time of a burst of one second varies by more than 10 % on a small
-virtual machine. The processor time of the server varies less, because other processes add nothing to it; with one
-thread and a queue, the server computes all the time, so both times order the points alike. The reference shows the
-drift of the machine's speed, because its settings never change.
+A burst has the same work at every point and in every pass. Its elapsed time includes other processes on the core, and
+the processor time of the server does not. Both change with the speed of the core, which a probe measures during the
+burst: benchmarks/tuner/core_speed.py.
 """
 
 import asyncio
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.peers.http_load import WavePrompt, stream
+from benchmarks.tuner.core_speed import CoreSpeed, SpeedProbe
 from loadgen.target.launched.contention import ProcessorTimes
 
 INPUT_TOKENS, OUTPUT_TOKENS, REQUESTS = (64, 256), 32, 20
-REFERENCE_REQUESTS = 12
 FIRST_TOKEN, LAST_TOKEN = 16, 2047
 WARM_REQUESTS, WARM_LIMIT_S = 4, 1.0
 BURST_LIMIT_S = 20.0
 """A longer burst is stopped; only its complete answers count."""
-MIN_BURSTS = 2
-"""Bursts of a point, at least. The reference has one, after the first of the point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,35 +32,27 @@ class BurstServer:
 
 @dataclass(frozen=True, slots=True)
 class RequestBurst:
-    """Output tokens of complete answers, seconds until the last of them, and the processor time of the server."""
+    """Output tokens of complete answers, seconds until the last of them, and the processor time of the server.
+
+    speed: of the server's core during the burst.
+    """
 
     tokens: int
     wall_s: float
     processor_s: float | None
     is_whole: bool = True
-
-    def seconds(self, clock: str) -> float:
-        """Elapsed time if the kernel has no processor time."""
-        return self.processor_s if clock == "processor" and self.processor_s is not None else self.wall_s
+    speed: CoreSpeed | None = None
 
 
-def measure_bursts(
-    server: BurstServer, reference: BurstServer, seconds: float, clock: str = "processor"
-) -> tuple[list[RequestBurst], list[RequestBurst]]:
-    """Bursts for `seconds` of a clock on a server that has just started, and one burst of the reference.
-
-    Raises FailedRequest, OSError.
-    """
+def measure_bursts(server: BurstServer, probe: SpeedProbe, bursts: int) -> list[RequestBurst]:
+    """Bursts on a server that has just started. Raises FailedRequest, OSError."""
     asyncio.run(_burst(server, prompts("warm", WARM_REQUESTS), WARM_LIMIT_S))
-    own: list[RequestBurst] = []
-    others: list[RequestBurst] = []
-    while len(own) < MIN_BURSTS or sum(each.seconds(clock) for each in own) < seconds:
-        own.append(asyncio.run(_burst(server, prompts(f"burst {len(own)}", REQUESTS))))
-        if not others:
-            # New prompts for each burst, because the reference may have the K/V of earlier prompts.
-            texts = prompts(f"reference {time.monotonic_ns()}", REFERENCE_REQUESTS)
-            others.append(asyncio.run(_burst(reference, texts)))
-    return own, others
+    found = []
+    for number in range(bursts):
+        started_ns = time.monotonic_ns()
+        burst = asyncio.run(_burst(server, prompts(f"burst {number}", REQUESTS)))
+        found.append(replace(burst, speed=probe.between(started_ns, time.monotonic_ns())))
+    return found
 
 
 def prompts(key: str, count: int) -> list[WavePrompt]:

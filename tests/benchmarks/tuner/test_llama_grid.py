@@ -4,12 +4,13 @@ import itertools
 import json
 import math
 import os
+import struct
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.tuner import grid_values, llama_grid, modelled_grid, point_bursts
+from benchmarks.tuner import core_speed, grid_values, llama_grid, modelled_grid, point_bursts
 from benchmarks.tuner.grid_search import SearchGrid, successes
 from benchmarks.tuner.point_bursts import BurstServer
 from tests.support.servers.stream_server import Script, ServerState, stream_server
@@ -77,7 +78,7 @@ def command(folder, monkeypatch, *words):
         "1",
         "--jobs",
         "1",
-        *("--seconds", "0.1", "--clock", "wall"),
+        *("--clock", "wall"),
         *words,
     ]
     monkeypatch.setattr(sys, "argv", argv)
@@ -105,50 +106,80 @@ def test_servers_2_a_grid_is_measured_in_parts(small, tmp_path, monkeypatch, cap
     assert max(slow) < min(fast)
 
 
-def row(at, rate, reference):
-    def burst(rate):
-        return [{"tokens": 1000, "wall_s": 9.0, "processor_s": 1000 / rate}] if rate else []
+def row(rate, speed=1.0):
+    """Two bursts of a rate; the probe runs `speed` times as fast as usual."""
+    probe = {"small_us": 200 / speed, "large_us": 100 / speed}
+    return {"bursts": [{"tokens": 1000, "wall_s": 9.0, "processor_s": 1000 / rate, **probe}] * 2 if rate else []}
 
-    return {"at": at, "bursts": burst(rate), "reference": burst(reference)}
 
-
-def test_servers_2_a_slower_machine_does_not_lower_the_value_of_a_point():
-    """The machine loses half its speed between the passes, which the reference shows."""
-    fast = {(0, (point,)): row(point, 100.0 + point, 50.0) for point in range(20)}
-    slow = {(1, (point,)): row(20 + point, (100.0 + point) / 2, 25.0) for point in range(20)}
+@pytest.mark.parametrize("power", [0.8, 1.0, 1.3])
+def test_servers_2_a_slower_core_does_not_lower_the_value_of_a_point(power):
+    """The core loses a fifth to a half of its speed in the second pass, and the rate its power of that."""
+    speeds = {point: 0.5 + 0.015 * point for point in range(20)}
+    fast = {(0, (point,)): row(100.0 + point) for point in speeds}
+    slow = {(1, (point,)): row((100.0 + point) * speed**power, speed) for point, speed in speeds.items()}
 
     values = grid_values.values_of(fast | slow, "processor")
 
-    assert grid_values.deviation(grid_values.rates_of(fast | slow, "processor")) > 40
-    # At the border of the two speeds, neighbours are of both.
-    assert grid_values.deviation({key: value for key, value in values.items() if 4 < key[1][0] < 16}) < 1e-6
+    assert grid_values.sensitivity(fast | slow, "processor") == pytest.approx(power)
+    assert grid_values.deviation(grid_values.rates_of(fast | slow, "processor")) > 20
+    assert grid_values.deviation(values) < 1e-6
+    assert values[0, (19,)] / values[0, (0,)] == pytest.approx(1.19)
 
 
-def test_a_measurement_without_a_reference_takes_the_speed_of_its_neighbours():
-    assert grid_values.speeds([50.0, 0.0, 50.0, 100.0]) == [1.0, 1.0, 1.0, 1.0]
-    assert grid_values.speeds([0.0]) == [1.0]
+def test_without_repeats_the_rate_follows_the_speed():
+    values = grid_values.values_of({(0, (1,)): row(100.0), (0, (2,)): row(50.0, 0.5)}, "processor")
+
+    assert values[0, (1,)] == pytest.approx(values[0, (2,)])
+
+
+def test_a_burst_without_a_probe_has_the_usual_speed():
+    blind = {"bursts": [{"tokens": 1000, "wall_s": 9.0, "processor_s": 10.0, "small_us": None, "large_us": None}]}
+
+    assert grid_values.values_of({(0, (1,)): blind, (0, (2,)): row(50.0)}, "processor")[0, (1,)] == 100.0
 
 
 def test_one_interrupted_burst_does_not_change_the_rate_of_a_point():
     bursts = [{"tokens": 100, "processor_s": seconds} for seconds in (1.0, 1.0, 3.0)]
 
-    assert grid_values.rate_of(bursts, "processor") == 100.0
+    assert grid_values.rates_of({(0, (1,)): {"bursts": bursts}}, "processor") == {(0, (1,)): 100.0}
 
 
 def test_a_failed_point_has_the_value_zero():
-    assert grid_values.values_of({(0, (1,)): row(0, 0.0, 50.0)}, "processor") == {(0, (1,)): 0.0}
+    assert grid_values.values_of({(0, (1,)): row(0.0)}, "processor") == {(0, (1,)): 0.0}
+
+
+def test_the_probe_measures_the_speed_of_a_core_in_a_period():
+    with core_speed.running_probe(None) as probe:
+        first_ns = int(probe.read()[-1, 0])
+        found = probe.between(first_ns, first_ns + 50_000_000)
+        samples = probe.read()
+
+        assert probe.between(0, 1) is None
+
+    inside = samples[(samples[:, 0] >= first_ns) & (samples[:, 0] <= first_ns + 50_000_000)]
+    assert len(inside) > 1
+    assert found.small_us == pytest.approx(inside[:, 1].mean() / 1e3)
+    assert found.large_us == pytest.approx(inside[:, 2].mean() / 1e3)
+
+
+def test_an_incomplete_sample_of_the_probe_is_ignored(tmp_path):
+    samples = tmp_path / "samples"
+    samples.write_bytes(struct.pack("7q", 10, 2000, 1000, 20, 4000, 3000, 30))
+
+    assert core_speed.SpeedProbe(samples).between(5, 20) == core_speed.CoreSpeed(3.0, 2.0)
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs the processor times of Linux")
-def test_the_processor_time_of_a_burst_has_no_part_of_waiting(monkeypatch):
+def test_the_processor_time_of_a_burst_has_no_part_of_waiting(monkeypatch, tmp_path):
     """The server sleeps before each answer, so its processor time is far below the elapsed time."""
     monkeypatch.setattr(point_bursts, "REQUESTS", 2)
+    (tmp_path / "samples").touch()
     with stream_server(ServerState(has_info=False, script=lambda body: Script(first_s=0.5))) as (url, _):
         server = BurstServer(url, os.getpid())
-        own, others = point_bursts.measure_bursts(server, server, 0.01)
+        own = point_bursts.measure_bursts(server, core_speed.SpeedProbe(tmp_path / "samples"), 2)
 
     assert len(own) == 2
-    assert len(others) == 1
     assert all(0 < each.processor_s < each.wall_s and each.wall_s > 0.5 for each in own)
 
 
