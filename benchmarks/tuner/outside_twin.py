@@ -124,7 +124,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--users", type=int, default=8, metavar="N", help="Largest concurrency. Default 8.")
     parser.add_argument("--slots", type=int, default=6, metavar="N", help="Slots of llama-server. Default 6.")
     parser.add_argument("--max-total-tokens", type=int, default=512, metavar="N", help="Default 512.")
-    parser.add_argument("--repeats", type=int, default=2, metavar="N", help="Runs of a held-out load. Default 2.")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="Runs of a held-out load. Default 3.")
     parser.add_argument("--out", type=Path, metavar="DIR", help="Folder of the runs. Default temporary.")
     parser.add_argument("--result", type=Path, default=RESULTS)
     args = parser.parse_args()

@@ -68,7 +68,8 @@ def load_of(
 ) -> SimulatedLoad:
     """The simulated load of a load file. Raises NotSimulatedError for unknown prompt lengths and unsupported modes.
 
-    requests: number of measured requests, instead of the duration. client: time of a request outside model steps.
+    requests: number of measured requests, instead of the duration. client: time of a request outside model steps, and
+    tokens that the server adds to prompts without ids.
     """
     if config.workload in FILE_WORKLOADS:
         raise NotSimulatedError(
@@ -89,12 +90,16 @@ def load_of(
     times_ns = workload.times_ns
     adapters = workload.adapters
     planned = (
-        [_planned(prompt, adapters, with_ids) for prompt in workload.scheduled()] if times_ns is not None else None
+        [_planned(prompt, adapters, with_ids, client.added_tokens) for prompt in workload.scheduled()]
+        if times_ns is not None
+        else None
     )
     duration_s = config.duration_s
     count = requests if requests is not None else config.requests
     return SimulatedLoad(
-        planned if planned is not None else ClosedLoopRequests(workload.prompts, adapters, with_ids),
+        planned
+        if planned is not None
+        else ClosedLoopRequests(workload.prompts, adapters, with_ids, client.added_tokens),
         times_ns=times_ns,
         users=0 if times_ns is not None else config.users,
         think_ns=round(think.first * NS_PER_S),
@@ -118,15 +123,16 @@ class ClosedLoopRequests:
     prompts: Any
     adapters: AdapterMix | None
     with_ids: bool
+    added_tokens: int = 0
 
     def __iter__(self) -> Iterator[PlannedRequest]:
-        return (_planned(prompt, self.adapters, self.with_ids) for prompt in self.prompts)
+        return (_planned(prompt, self.adapters, self.with_ids, self.added_tokens) for prompt in self.prompts)
 
 
-def _planned(prompt: Prompt, adapters: AdapterMix | None, with_ids: bool) -> PlannedRequest:
+def _planned(prompt: Prompt, adapters: AdapterMix | None, with_ids: bool, added_tokens: int) -> PlannedRequest:
     adapter = None if adapters is None else adapters.of(prompt)
     if not with_ids:
-        return PlannedRequest(prompt.input_tokens or 1, prompt.output_tokens or 1, adapter=adapter)
+        return PlannedRequest((prompt.input_tokens or 1) + added_tokens, prompt.output_tokens or 1, adapter=adapter)
     text = "".join(message["content"] for message in prompt.messages) if prompt.messages else prompt.text
     ids = ids_of(text)
     if adapter is not None:

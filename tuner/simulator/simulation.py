@@ -37,8 +37,9 @@ class PlannedRequest(NamedTuple):
 class SimulatedLoad:
     """Requests that arrive at `times_ns` (ascending), or that `users` send one after the other.
 
-    The measurement of a closed loop starts when `warmup_ns` is over and every user has an answer. It ends after
-    `duration_ns` or `requests`. Before it is queued, a request takes `client_ns`, and `tokenize_ns` for each prompt
+    The measurement starts when `warmup_ns` is over and, in a closed loop with a warm-up, every user has an answer.
+    Without a warm-up, the first request of each user is measured, as in `tgi-bench run`. It ends after `duration_ns` or
+    with the last of `requests`. Before it is queued, a request takes `client_ns`, and `tokenize_ns` for each prompt
     token on one of `validation_workers`.
     """
 
@@ -138,7 +139,7 @@ class Simulation:
         self._on_end = on_end
         self._next_id = 0
         self._answered: set[int] = set()
-        self._measure_ns: int | None = None if load.users else load.warmup_ns
+        self._measure_ns: int | None = None if load.users and load.warmup_ns else load.warmup_ns
         self._measured = 0
         self._stop_ns: int | None = None
         self._workers_free = [0] * load.validation_workers
@@ -220,11 +221,11 @@ class Simulation:
         if self._stop_ns is not None:
             return
         if load.requests is not None and self._measured >= load.requests:
-            self._stop_ns = self._last_sent_ns
+            self._stop_ns = self._last_sent_ns + 1
             return
         request = next(self._planned, None)
         if request is None:
-            self._stop_ns = self._last_sent_ns
+            self._stop_ns = self._last_sent_ns + 1
             return
         self._measured += self._measure_ns is not None and at_ns >= self._measure_ns
         self._last_sent_ns = at_ns
@@ -292,7 +293,7 @@ class Simulation:
         self._send(now_ns + self._load.think_ns, flight.user)
 
     def _note_answer(self, user: int, now_ns: int) -> None:
-        """Start the measurement when every user has an answer. A rejection is also an answer."""
+        """Start the measurement after the warm-up when every user has an answer. A rejection is also an answer."""
         if self._measure_ns is None:
             self._answered.add(user)
             if len(self._answered) == self._load.users and now_ns >= self._load.warmup_ns:

@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import cycle, repeat
 
 import pytest
 
@@ -113,6 +113,18 @@ def test_users_without_a_permit_do_not_block_the_measurement():
 
     measured = [flight.status for flight in run.flights if flight.sent_ns >= run.start_ns]
     assert {"ok", "overloaded"} == set(measured)
+
+
+@pytest.mark.parametrize(("warmup_ns", "first_in"), [(0, 0), (1, 8)])
+def test_without_a_warm_up_the_first_request_of_each_user_is_measured(warmup_ns, first_in):
+    """Like `tgi-bench run --requests 20`: the window has 20 requests, the last one included."""
+    planned = (PlannedRequest(100, tokens) for tokens in cycle((10, 15, 21, 28, 36)))
+    load = SimulatedLoad(planned, users=4, requests=20, warmup_ns=warmup_ns)
+
+    run = Simulation(load, [(toy_options(), ToyLaw())], max_concurrent_requests=8).run()
+
+    inside = [flight.id for flight in run.flights if run.start_ns <= flight.sent_ns < run.end_ns]
+    assert (inside[0], len(inside)) == (first_in, 20)
 
 
 @pytest.mark.parametrize(("strides", "events"), [(True, 2), (False, 1001)])

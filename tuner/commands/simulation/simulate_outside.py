@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from loadgen.config import load_flags, parsing
@@ -65,7 +66,8 @@ def calibrate_url(args: argparse.Namespace) -> int:
         runs = measure_loads(loads, target, base, args.out, progress)
     progress.show("fitting the costs")
     fit = fit_runs(runs)
-    costs = outside_costs(fit, loads, {"model_id": facts.model, "engine": facts.kind.name, "url": base.url})
+    server = {"model_id": facts.model, "engine": facts.kind.name, "url": base.url}
+    costs = outside_costs(fit, loads, server, round(median(run.added_tokens for run in runs)))
     costs.write(args.output)
     if args.json:
         print(json.dumps(costs.to_json(), indent=2))

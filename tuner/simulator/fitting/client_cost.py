@@ -23,10 +23,14 @@ REQUEST_COUNT, PROMPT_TOKENS = "tgi_request_duration_count", "tgi_request_input_
 
 @dataclass(frozen=True, slots=True)
 class ClientCost:
-    """ns of a request between client and queue, and ns of a prompt token on a validation worker; 0 if unknown."""
+    """ns of a request between client and queue, and ns of a prompt token on a validation worker; 0 if unknown.
+
+    added_tokens: tokens of the chat template and special tokens, which the length of a load does not include.
+    """
 
     client_ns: int = 0
     tokenize_ns: int = 0
+    added_tokens: int = 0
 
     @property
     def is_known(self) -> bool:

@@ -154,6 +154,7 @@ class Costs:
             "format": FORMAT,
             "client_ns": self.client.client_ns,
             "tokenize_ns": self.client.tokenize_ns,
+            "added_tokens": self.client.added_tokens,
             "float8_keys": self.float8_keys,
             "models": {scheme: model.to_json() for scheme, model in self.models.items()},
             "servers": [
@@ -179,7 +180,8 @@ def read_costs(path: Path) -> Costs:
         servers = tuple(
             SimulatedServer(each["options"], each["settings"], each.get("memory", {})) for each in row["servers"]
         )
-        client = ClientCost(int(row.get("client_ns", 0)), int(row.get("tokenize_ns", 0)))
+        times = (int(row.get(name, 0)) for name in ("client_ns", "tokenize_ns", "added_tokens"))
+        client = ClientCost(*times)
         float8_keys = None if row.get("float8_keys") is None else float(row["float8_keys"])
     except OSError as error:
         raise CostModelError(f"{path}: {error.strerror}") from None

@@ -80,6 +80,11 @@ class ClientRun:
         )
 
     @property
+    def added_tokens(self) -> int:
+        """Prompt tokens of a request that were not planned, such as those of a chat template."""
+        return max(0, round(float(np.median(self.input_tokens - self.group))))
+
+    @property
     def load(self) -> SimulatedLoad:
         """The load of this run for a simulation."""
         planned = [

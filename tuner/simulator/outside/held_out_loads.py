@@ -70,20 +70,34 @@ def measure_held_out(
     repeats: int,
     progress: ProgressDisplay,
 ) -> list[PredictedLaunch]:
-    """Predict and then measure every load `repeats` times. Returns medians over the repeats."""
-    found = []
-    for number, load in enumerate(loads):
-        configs = [load.config.model_copy(update={"seed": load.config.seed + repeat}) for repeat in range(repeats)]
-        predicted = [predicted_load(costs, config) for config in configs]
-        measured = []
-        for repeat, config in enumerate(configs):
-            progress.show(f"load {number + 1} of {len(loads)}: {load.name}, run {repeat + 1} of {repeats}")
-            summary = summarize(runner.measure(config, target, folder / f"{load.name}-{repeat}"))
-            measured.append({name: metric_value(summary, name, config.is_open_loop) or 0.0 for name in NAMES})
-        launch = PredictedLaunch({"load": load.name}, _medians(measured), _medians(predicted), number)
-        if all(value > 0 for each in (launch.measured, launch.predicted) for value in each.values()):
-            found.append(launch)
-    return found
+    """Predict every load, and then measure all of them `repeats` times. Returns medians over the repeats.
+
+    The runs of a load are apart in time, so that a slow minute of the machine is in one run of each.
+    """
+    predicted: dict[str, list[Mapping[str, float]]] = {}
+    measured: dict[str, list[Mapping[str, float]]] = {}
+    order = [(load, repeat) for repeat in range(repeats) for load in loads]
+    configs = {
+        (load.name, repeat): load.config.model_copy(update={"seed": load.config.seed + repeat})
+        for load, repeat in order
+    }
+    for load, repeat in order:
+        predicted.setdefault(load.name, []).append(predicted_load(costs, configs[load.name, repeat]))
+    for number, (load, repeat) in enumerate(order, start=1):
+        progress.show(f"run {number} of {len(order)}: {load.name}")
+        config = configs[load.name, repeat]
+        summary = summarize(runner.measure(config, target, folder / f"{load.name}-{repeat}"))
+        values = {name: metric_value(summary, name, config.is_open_loop) or 0.0 for name in NAMES}
+        measured.setdefault(load.name, []).append(values)
+    found = [
+        PredictedLaunch({"load": load.name}, _medians(measured[load.name]), _medians(predicted[load.name]), number)
+        for number, load in enumerate(loads)
+    ]
+    return [
+        launch
+        for launch in found
+        if all(value > 0 for each in (launch.measured, launch.predicted) for value in each.values())
+    ]
 
 
 def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

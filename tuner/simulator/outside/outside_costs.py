@@ -13,7 +13,9 @@ from tuner.simulator.outside.fit_costs import CLIENT, OutsideFit
 from tuner.simulator.simulated_server import SimulatedServer
 
 
-def outside_costs(fit: OutsideFit, loads: Sequence[DesignedLoad], server: Mapping[str, Any]) -> Costs:
+def outside_costs(
+    fit: OutsideFit, loads: Sequence[DesignedLoad], server: Mapping[str, Any], added_tokens: int = 0
+) -> Costs:
     """The costs of a fit. `server`: facts of the server, such as its engine and model."""
     model = CostModel(
         {name: value for name, value in fit.costs.items() if name != CLIENT},
@@ -35,4 +37,4 @@ def outside_costs(fit: OutsideFit, loads: Sequence[DesignedLoad], server: Mappin
         },
     )
     simulated = SimulatedServer(fit.rule.to_json(), {})
-    return Costs({"none": model}, (simulated,), ClientCost(round(fit.costs[CLIENT]), 0))
+    return Costs({"none": model}, (simulated,), ClientCost(round(fit.costs[CLIENT]), 0, added_tokens))

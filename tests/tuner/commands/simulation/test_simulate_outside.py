@@ -3,15 +3,21 @@
 import json
 import os
 import signal
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from loadgen.config import parsing
+from loadgen.config.bench_config import BenchConfig
 from tests.support.servers.stream_server import Script, ServerState, stream_server
 from tests.tuner.commands.simulation.test_simulate import printed
 from tests.tuner.commands.test_plan import PLAN
 from tests.tuner.simulator.outside.synthetic_runs import COSTS, synthetic_runs
 from tuner.cli import main
+from tuner.simulator.fitting.cost_file import read_costs
+from tuner.simulator.load import load_of
 from tuner.simulator.outside.designed_loads import designed_loads
 from tuner.simulator.outside.fit_costs import OutsideFit, fit_runs
 from tuner.simulator.outside.outside_costs import outside_costs
@@ -38,6 +44,23 @@ def test_servers_3_the_cost_file_has_every_interval_and_the_loads(cost: Path):
     assert model["facts"]["client_interval_ns"] == [0.9e6, 1.1e6]
     assert [load["name"] for load in model["facts"]["loads"]][:3] == ["lone", "decode-2", "decode-4"]
     assert found["servers"][0]["options"]["slots"] == 4
+
+
+@pytest.mark.parametrize("mode", [{"concurrency": 2, "requests": 5}, {"mode": "constant", "rate": 1, "duration": "5s"}])
+def test_servers_3_tokens_of_the_chat_template_are_part_of_each_prompt(cost: Path, mode: dict[str, object]):
+    config = parsing.load(BenchConfig, {"input_tokens": "100", "output_tokens": "8", "workload": "synthetic", **mode})
+    cost.write_text(json.dumps(json.loads(cost.read_text()) | {"added_tokens": 6}))
+
+    load = load_of(config, client=read_costs(cost).client)
+
+    assert {each.input_tokens for each in islice(load.planned, 5)} == {106}
+
+
+def test_servers_3_a_run_shows_the_tokens_that_the_server_adds():
+    run = synthetic_runs(SlotRule(4))[0]
+
+    assert run.added_tokens == 0
+    assert replace(run, input_tokens=run.group + 6).added_tokens == 6
 
 
 def test_servers_3_slots_are_a_setting_of_a_prediction(cost: Path, capsys: pytest.CaptureFixture[str]):
