@@ -30,12 +30,14 @@ class SpeculatingLaw:
     """A `StepLaw` of a server with drafts of at most `speculate` tokens.
 
     is_adaptive: drafts have only tokens that are expected to save time; otherwise every draft has `speculate` tokens.
+    is_timed: the server measures the steps of a request that is alone, and drafts if they save time.
     """
 
     plain: LinearLaw
     speculate: int
     acceptance: DraftAcceptance
     is_adaptive: bool = True
+    is_timed: bool = False
 
     @property
     def kv_ns(self) -> float:
@@ -142,13 +144,15 @@ class _DrawnSource:
 
 @dataclass(slots=True)
 class Drafting:
-    """The drafts of one server."""
+    """The drafts of one server. Its clock is the virtual time at which each step starts."""
 
     law: SpeculatingLaw
     _drafter: Drafter = field(init=False)
+    _now_ns: int = 0
 
     def __post_init__(self) -> None:
-        self._drafter = Drafter(_DrawnSource(self.law.acceptance), self.law.speculate)
+        clock = (lambda: self._now_ns) if self.law.is_timed else None
+        self._drafter = Drafter(_DrawnSource(self.law.acceptance), self.law.speculate, clock=clock)
         if self.law.is_adaptive:
             self._drafter.cost = self.law.step_cost
 
@@ -160,10 +164,16 @@ class Drafting:
         """Whether a step with this number of rows may have drafts."""
         return self._drafter.pays(num_rows)
 
-    def propose(self, rows: Sequence[DraftingRow]) -> list[int]:
-        """The drafted tokens of each row, as requested by the server's stepper."""
+    def with_prompts(self, num_decoding: int) -> None:
+        """Count a step with prompts and this many decoding rows. It has no drafts."""
+        self._drafter.with_prompts(num_decoding)
+
+    def propose(self, rows: Sequence[DraftingRow], now_ns: int = 0) -> list[int]:
+        """The drafted tokens of each row in a step that starts now, as requested by the server's stepper."""
+        self._now_ns = now_ns
         sequences = [row.as_sequence for row in rows]
-        if self._drafter.skips_next(sequences):
+        # A server with a clock never launches a step before the ids of the last step are read.
+        if not self.law.is_timed and self._drafter.skips_next(sequences):
             return [0] * len(rows)
         drafts = self._drafter.propose(sequences)
         lengths = [len(draft) for draft in drafts] if drafts else [0] * len(rows)

@@ -43,7 +43,7 @@ def law_of(server: SimulatedServer, cost: CostModel) -> StepLaw:
             "the load with `speculate`, or add `acceptance` to the cost file"
         )
     is_adaptive = server.settings.get("speculate_adaptive") is not False
-    return SpeculatingLaw(cost.law, speculate, cost.acceptance, is_adaptive)
+    return SpeculatingLaw(cost.law, speculate, cost.acceptance, is_adaptive, is_adaptive and server.times_drafts)
 
 
 def predict(

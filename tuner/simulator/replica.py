@@ -194,6 +194,8 @@ class Replica:
             self.counts.cached_tokens += entry.cached_input_tokens
         self._rows[call.batch.id] = new
         self._num_prefilling += prompts
+        if self._drafting is not None:
+            self._drafting.with_prompts(0 if call.cached is None else self._num_decoding)
         if call.cached is not None:
             rows = self._rows[call.cached.id]
             more = self._prompt_work(rows) if self._num_prefilling > prompts else (0, 0, 0, 0)
@@ -215,7 +217,7 @@ class Replica:
             rows |= self._rows.pop(part.id)
             self._max_tokens[call.batches[0].id] += self._max_tokens.pop(part.id)
         decoding = self._num_decoding
-        if drafts := self._drafts(rows):
+        if drafts := self._drafts(rows, now_ns):
             return self._run(self._drafted_step(call, now_ns, drafts))
         work = self._prompt_work(rows) if self._num_prefilling else (0, 0, 0, 0)
         step = StepWork(*work, decoding, self._kv + decoding, self._ended)
@@ -239,13 +241,17 @@ class Replica:
         drafting = self._drafting
         return drafting is not None and not self._num_prefilling and drafting.may_draft(self._num_decoding)
 
-    def _drafts(self, rows: dict[int, ShardRow]) -> list[tuple[ShardRow, int]]:
+    def _drafts(self, rows: dict[int, ShardRow], now_ns: int) -> list[tuple[ShardRow, int]]:
         """The rows with drafts, and the drafted tokens."""
         drafting = self._drafting
-        if drafting is None or not self._looks_for_drafts:
+        if drafting is None:
+            return []
+        if self._num_prefilling:
+            drafting.with_prompts(self._num_decoding)
+        if not self._looks_for_drafts:
             return []
         own = list(rows.values())
-        proposed = drafting.propose([self._drafting_row(row) for row in own])
+        proposed = drafting.propose([self._drafting_row(row) for row in own], now_ns)
         return [(row, length) for row, length in zip(own, proposed, strict=True) if length]
 
     def _drafting_row(self, row: ShardRow) -> DraftingRow:

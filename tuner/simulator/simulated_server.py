@@ -1,7 +1,7 @@
 """Describes a launched server for the simulator, and the same server with other settings."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from loadgen.config.bench_config import BenchConfig
@@ -23,11 +23,13 @@ class SimulatedServer:
     """A launched server.
 
     options: fields of its `SchedulerOptions`, or of its `SlotRule` for a server with slots. memory: bytes by use.
+    device: the type of the device; None if unknown.
     """
 
     options: Mapping[str, Any]
     settings: Mapping[str, Any]
     memory: Mapping[str, int] = field(default_factory=dict)
+    device: str | None = None
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> "SimulatedServer":
@@ -36,7 +38,8 @@ class SimulatedServer:
         if not isinstance(options, Mapping) or any(name not in OPTION_NAMES for name in options):
             raise NotSimulatedError("the step trace has no scheduler options, or unknown ones")
         values = {name: each.get("value") for name, each in facts.get("settings", {}).items()}
-        return cls(dict(options), values, dict(facts.get("engine", {}).get("memory") or {}))
+        engine = facts.get("engine", {})
+        return cls(dict(options), values, dict(engine.get("memory") or {}), engine.get("backend"))
 
     def with_settings(self, settings: Mapping[str, Any], pool: "KvPool | None" = None) -> "SimulatedServer":
         """The server with other settings. `pool` computes its K/V tokens. Raises NotSimulatedError."""
@@ -57,7 +60,7 @@ class SimulatedServer:
             changed = {name: value for name, value in settings.items() if value is not None}
             budget = {"max_batch_prefill_tokens": options["max_batch_prefill_tokens"]}
             options["max_batch_total_tokens"] = pool.tokens({**self.settings, **changed, **budget})
-        return SimulatedServer(options, {**self.settings, **settings}, self.memory)
+        return replace(self, options=options, settings={**self.settings, **settings})
 
     def _with_slot_settings(self, settings: Mapping[str, Any]) -> "SimulatedServer":
         if unknown := [name for name in settings if name not in SLOT_NAMES]:
@@ -65,13 +68,13 @@ class SimulatedServer:
                 f"`{unknown[0]}` is not simulated: the costs are from client timings of a server with slots, which has "
                 f"the settings {', '.join(SLOT_NAMES)}"
             )
-        return SimulatedServer({**self.options, **settings}, {**self.settings, **settings}, self.memory)
+        return replace(self, options={**self.options, **settings}, settings={**self.settings, **settings})
 
     def for_load(self, config: BenchConfig) -> "SimulatedServer":
         """The server for a load. Without shared prefixes, prefix caching is off: the result is equal, but faster."""
         if self.has_slots or shares_prefixes(config):
             return self
-        return SimulatedServer({**self.options, "use_prefix_caching": False}, self.settings, self.memory)
+        return replace(self, options={**self.options, "use_prefix_caching": False})
 
     @property
     def has_slots(self) -> bool:
@@ -90,6 +93,12 @@ class SimulatedServer:
     @property
     def uses_prefix_caching(self) -> bool:
         return bool(self.options.get("use_prefix_caching"))
+
+    @property
+    def times_drafts(self) -> bool:
+        """Whether the server measures the steps of a request that is alone: one rank on a CPU that runs ahead."""
+        is_alone = int(self.settings.get("num_shard") or 1) == 1
+        return self.device == "cpu" and is_alone and self.settings.get("run_ahead") is not False
 
     @property
     def max_concurrent_requests(self) -> int:

@@ -1,6 +1,7 @@
 """Drafts in the simulator, with laws and acceptances whose results are arithmetic."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -70,6 +71,74 @@ def test_an_adaptive_server_drafts_where_a_row_is_cheap_and_not_where_it_is_dear
     assert alone.replicas[0].counts.accepted > 100
     assert not Drafting(law).may_draft(64)
     assert together.replicas[0].counts.drafted < 0.05 * 64 * 200
+
+
+# Decode 4 ms + 0.25 ms per row, and 0.4 ms per drafted token. With four drafted tokens of which on average 2.36 are
+# accepted, one user's step has 3.36 tokens in 5.85 ms instead of one in 4.25 ms: 2.44 times as many. With 32 users it
+# has 107.6 tokens in 63.2 ms instead of 32 in 12 ms: 0.64 times as many.
+ONE_USER = LinearLaw((10e6, 0.0, 1e5, 0.0, 0.0, 4e6, 0.25e6, 0.0, 0.0, 0.0, 0.0, 4e5))
+USEFUL = DraftAcceptance(1.0, 0.8, 0.8)
+
+
+def decode_ns(law: SpeculatingLaw, users: int, requests: int = 4) -> float:
+    """The time of the decode steps: closed loop, each user one request after the other, all of 200 tokens."""
+    load = SimulatedLoad([PlannedRequest(10, 200)] * (users * requests), users=users, requests=users * requests)
+    return Simulation(load, [(options(law.speculate), law)]).run().replicas[0].counts.decode_ns
+
+
+@pytest.mark.parametrize("is_timed", [True, False])
+def test_adaptive_drafts_follow_the_load_at_which_drafts_stop_to_pay(is_timed: bool):
+    plain, fixed, adaptive = (
+        {users: decode_ns(law, users) for users in (1, 32)}
+        for law in (
+            SpeculatingLaw(ONE_USER, 4, DraftAcceptance(0.0, 0.0, 0.0), is_adaptive=False),
+            SpeculatingLaw(ONE_USER, 4, USEFUL, is_adaptive=False),
+            SpeculatingLaw(ONE_USER, 4, USEFUL, is_timed=is_timed),
+        )
+    )
+
+    assert plain[1] / fixed[1] == pytest.approx(2.44, rel=0.05)
+    assert plain[32] / fixed[32] == pytest.approx(0.64, rel=0.05)
+    assert adaptive[1] < 1.05 * fixed[1]
+    assert adaptive[32] < 1.01 * plain[32]
+
+
+def test_a_server_with_a_clock_drafts_where_the_measured_time_shows_a_gain_that_its_costs_do_not():
+    """One drafted token makes a step 1.28 times as fast: less than a server without a clock demands."""
+    law = LinearLaw((*ONE_USER.coefficients[:11], 2.2e6))
+    acceptance = DraftAcceptance(1.0, 0.95, 0.95)
+
+    untimed, timed = (decode_ns(SpeculatingLaw(law, 1, acceptance, is_timed=each), 1) for each in (False, True))
+
+    # 4.25 ms a token; 1.95 tokens in 6.45 ms.
+    assert untimed == pytest.approx(4 * 199 * 4.25e6, rel=0.001)
+    assert untimed / timed == pytest.approx(1.28, rel=0.05)
+
+
+def test_a_server_with_a_clock_stops_drafts_that_lose_time():
+    law = LinearLaw((*ONE_USER.coefficients[:11], 2.2e6))
+    plain, timed = (
+        decode_ns(SpeculatingLaw(law, 4, acceptance, is_timed=True), 1, requests=20)
+        for acceptance in (DraftAcceptance(0.0, 0.0, 0.0), DraftAcceptance(1.0, 0.3, 0.3))
+    )
+
+    assert timed < 1.03 * plain
+
+
+def test_only_one_rank_on_a_cpu_measures_its_steps():
+    cost = CostModel({"decode": 1e6}, acceptance=ALWAYS)
+
+    def is_timed(device: str | None, **settings: object) -> bool:
+        law = law_of(replace(server(speculate=2, **settings), device=device), cost)
+        assert isinstance(law, SpeculatingLaw)
+        return law.is_timed
+
+    assert is_timed("cpu")
+    assert is_timed("cpu", num_shard=1)
+    assert not is_timed("cpu", run_ahead=False)
+    assert not is_timed("cpu", speculate_adaptive=False)
+    assert not is_timed("cuda")
+    assert not is_timed(None)
 
 
 @pytest.mark.parametrize("acceptance", [ALWAYS, DraftAcceptance(0.7, 0.6, 0.7)])

@@ -6,7 +6,7 @@ A file written by hand can have a single model. Outputs then note that the costs
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,9 +157,7 @@ class Costs:
             "added_tokens": self.client.added_tokens,
             "float8_keys": self.float8_keys,
             "models": {scheme: model.to_json() for scheme, model in self.models.items()},
-            "servers": [
-                {"options": each.options, "settings": each.settings, "memory": each.memory} for each in self.servers
-            ],
+            "servers": [asdict(each) for each in self.servers],
         }
 
     def write(self, path: Path) -> None:
@@ -178,7 +176,8 @@ def read_costs(path: Path) -> Costs:
             return Costs({"none": CostModel.from_json(row)})
         models = {str(scheme): CostModel.from_json(each) for scheme, each in row["models"].items()}
         servers = tuple(
-            SimulatedServer(each["options"], each["settings"], each.get("memory", {})) for each in row["servers"]
+            SimulatedServer(each["options"], each["settings"], each.get("memory", {}), each.get("device"))
+            for each in row["servers"]
         )
         times = (int(row.get(name, 0)) for name in ("client_ns", "tokenize_ns", "added_tokens"))
         client = ClientCost(*times)
