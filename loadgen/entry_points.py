@@ -1,8 +1,10 @@
 """Names of a setting that installed packages add by entry points; an object is imported when its name is used."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any
 
 from pydantic import GetCoreSchemaHandler
@@ -24,7 +26,7 @@ class Names:
 
     def known(self) -> tuple[str, ...]:
         """Names of this package come first, and cannot be replaced."""
-        return (*self.shipped, *sorted({each.name for each in entry_points(group=self.group)} - {*self.shipped}))
+        return (*self.shipped, *sorted(self._installed().names - {*self.shipped}))
 
     def check(self, name: str) -> str:
         """The name, if it is known. Raises ValueError."""
@@ -34,7 +36,7 @@ class Names:
 
     def entry(self, name: str) -> EntryPoint:
         """The entry point of a name. Raises UsageError."""
-        found = next(iter(entry_points(group=self.group, name=name)), None)
+        found = next(iter(self._installed().select(name=name)), None)
         if found is None:
             raise UsageError(f"`{name}` is not installed: no package has this entry point of group {self.group}")
         return found
@@ -56,5 +58,14 @@ class Names:
             f"`{name}` of package {package} (entry point {entry.value} of group {self.group}) cannot be used: {problem}"
         )
 
+    def _installed(self) -> EntryPoints:
+        return _entry_points(self.group, tuple(sys.path))
+
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+
+@lru_cache(maxsize=16)
+def _entry_points(group: str, _path: tuple[str, ...]) -> EntryPoints:
+    """The entry points of a group in the packages on the path. A search reads files of all packages: 20 ms for 150."""
+    return entry_points(group=group)

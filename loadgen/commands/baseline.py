@@ -12,7 +12,15 @@ from loadgen.commands.present import render_table
 from loadgen.commands.shared_flags import add_baselines_flag
 from loadgen.errors import UsageError
 from loadgen.gate.stored_sides import run_directories
-from reports.gate.baseline import Baseline, BaselineError, bless, list_baselines, load_baseline, write_baseline
+from reports.gate.baseline import (
+    Baseline,
+    BaselineError,
+    bless,
+    free_path,
+    list_baselines,
+    load_baseline,
+    write_baseline,
+)
 from reports.gate.comparison import DEFAULT_GATED
 from reports.gate.side_run import median_of
 
@@ -60,6 +68,7 @@ def run(args: argparse.Namespace, _words: Sequence[str]) -> int:
 
 def _bless(args: argparse.Namespace) -> str:
     directories = run_directories(args.directories)
+    free_path(args.baselines, args.name, replaces=args.replace)
     baseline = bless(directories, args.name, args.author or _git_author(), args.reason)
     path = write_baseline(args.baselines, baseline, replaces=args.replace)
     return _as_json(baseline) if args.json else f"{_line(baseline)}\nstored in {path}"

@@ -192,11 +192,17 @@ def _sketch(analysis: Analysis) -> dict[str, tuple[float, ...]]:
 
 def write_baseline(directory: Path, baseline: Baseline, *, replaces: bool = False) -> Path:
     """Store a baseline. Raises BaselineError if one of that name exists and `replaces` is false."""
-    path = directory / f"{baseline.name}.json"
-    if path.exists() and not replaces:
-        raise BaselineError(f"{path} exists; a baseline is replaced only on request")
+    path = free_path(directory, baseline.name, replaces=replaces)
     directory.mkdir(parents=True, exist_ok=True)
     replace_file(path, baseline.model_dump_json(indent=2).encode() + b"\n")
+    return path
+
+
+def free_path(directory: Path, name: str, *, replaces: bool = False) -> Path:
+    """The file of a new baseline. Raises BaselineError as `write_baseline` does."""
+    path = directory / f"{name}.json"
+    if path.exists() and not replaces:
+        raise BaselineError(f"{path} exists; a baseline is replaced only on request")
     return path
 
 

@@ -12,10 +12,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from reports.document import Block, Estimate, Link, Plot, Report, Section, Table
@@ -33,23 +34,32 @@ def render(report: Report, drawn: Mapping[str, Drawn]) -> bytes:
     """The report as UTF-8 HTML, with the figures of `draw_all`."""
     style = _resource("report.css")
     scripts = [_resource(name) for name, is_used in _scripts(report) if is_used]
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
 
     def svg(plot: Plot, width: str) -> Markup:
         figure = drawn[plot.name]
         return inline_svg(figure.wide_svg if width == "wide" else figure.narrow_svg, f"{plot.name}-{width}", plot.alt)
 
-    environment.globals.update(svg=svg, columns=_columns, rows=_rows)
+    return (
+        _template()
+        .render(
+            report=report,
+            svg=svg,
+            sections=_anchored(report.sections),
+            style=Markup(style),
+            style_hash=_digest(style),
+            scripts=[Markup(script) for script in scripts],
+            script_hashes=[_digest(script) for script in scripts],
+        )
+        .encode()
+    )
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.globals.update(columns=_columns, rows=_rows)
     environment.filters.update(breakable=_breakable, prose=_prose, unbroken_flags=_unbroken_flags)
-    template = environment.from_string(_resource("report.html.j2"))
-    return template.render(
-        report=report,
-        sections=_anchored(report.sections),
-        style=Markup(style),
-        style_hash=_digest(style),
-        scripts=[Markup(script) for script in scripts],
-        script_hashes=[_digest(script) for script in scripts],
-    ).encode()
+    return environment.from_string(_resource("report.html.j2"))
 
 
 def _scripts(report: Report) -> tuple[tuple[str, bool], ...]:

@@ -41,7 +41,7 @@ def test_simulation_V10_the_table_of_errors(machine: Machine):
 
 @pytest.fixture(scope="module")
 def small_pool() -> MachinePool:
-    return MachinePool.of(SMALL, 64, 0)
+    return MachinePool.of(SMALL, 32, 0)
 
 
 @pytest.mark.slow
@@ -52,9 +52,10 @@ def test_simulation_V11_a_search_with_proposals_succeeds_within_10_launches(smal
 
 
 def test_simulation_V12_shuffled_predictions_are_refused(small_pool: MachinePool):
-    found = [search_with_proposals(small_pool.shuffled(seed), 0.05, seed, 13) for seed in range(2)]
+    found = search_with_proposals(small_pool.shuffled(0), 0.05, 0, 13)
 
-    assert all(each.declined_at is not None and each.declined_at <= 6 for each in found)
+    assert found.declined_at is not None
+    assert found.declined_at <= 6
 
 
 @pytest.fixture(scope="module")

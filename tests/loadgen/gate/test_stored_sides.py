@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 
@@ -12,6 +13,7 @@ from reports.gate.compare import judge
 from reports.gate.comparison import CompareOptions
 from reports.gate.history import CommitPoint, append_point, series_of
 from reports.gate.side_run import Pair, SideRun
+from reports.metrics.finish_run import finish_run
 from reports.run_store import load_manifest, write_manifest
 from tests.support.samples.sample_run import SampleLoad, write_killed_run, write_sample_run
 
@@ -27,10 +29,12 @@ def in_a_directory_of_its_own(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Five runs in one directory, each with the commit in its manifest."""
-    root = tmp_path_factory.mktemp("stored") / "main"
+    root, finished = (tmp_path_factory.mktemp("stored") / name for name in ("main", "finished"))
+    write_sample_run(finished, SampleLoad(mode="closed", duration_s=10))
+    finish_run(finished)
     for number in range(5):
         directory = root / f"run{number:02d}"
-        write_sample_run(directory, SampleLoad(mode="closed", duration_s=10))
+        shutil.copytree(finished, directory)
         manifest = load_manifest(directory)
         changed = {"run_id": f"r{number}", "started_at": f"2026-01-0{number + 1}", "labels": {"commit": "abc"}}
         write_manifest(directory, dataclasses.replace(manifest, **changed))
