@@ -47,8 +47,8 @@ from tuner.servers.tuned_server import TunedServer
 
 RESULTS = Path(__file__).parents[1] / "results" / "llama_grid.json"
 LEVELS: Mapping[str, Sequence[Any]] = {
-    "parallel": (2, 3, 4, 6, 8),
-    "ubatch": (16, 32, 64, 128, 512),
+    "parallel": (1, 2, 4, 8, 16),
+    "ubatch": (8, 16, 32, 128, 512),
     "kv_unified": (False, True),
     "flash_attn": ("off", "on"),
     "cache_type_k": ("f16", "q8_0"),
