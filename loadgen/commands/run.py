@@ -3,12 +3,10 @@
 import argparse
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from loadgen.commands.join import join, join_address, join_key
-from loadgen.commands.present import export_runs, show_runs
 from loadgen.commands.shared_flags import add_export_flag, add_load_flags, load_config
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.distribution import (
@@ -20,7 +18,6 @@ from loadgen.config.distribution import (
     Distribution,
     new_join_key,
 )
-from loadgen.config.objectives import objectives_of
 from loadgen.errors import LoadgenError, UsageError
 from loadgen.progress import ProgressDisplay, add_verbosity_flags, progress_of
 from loadgen.run_directory import make_run_directory, new_run_id
@@ -28,9 +25,6 @@ from loadgen.runner import InterruptedRun, measure
 from loadgen.target.launched.start_phase import waiting_line
 from loadgen.target.open_target import open_target, server_command
 from loadgen.terminal.flags import Rare, section
-from reports.metrics.checks.findings import latencies_grow
-from reports.metrics.judged_objectives import ObjectiveDecision, is_decidable
-from reports.metrics.titles import limits_text
 from reports.run_store import SUMMARY_FILE
 
 
@@ -57,6 +51,8 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
     config = load_config(args)
     distribution = distribution_of(args, config)
     if args.fail_on_slo:
+        from loadgen.commands.fail_on_slo import check_decidable
+
         check_decidable(config.slo)
     if args.dry_run:
         print(json.dumps({"server": server_command(config), "load": config.resolved()}, indent=2))
@@ -69,42 +65,16 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> int:
         except InterruptedRun as interrupted:
             progress.show("interrupted; reporting the requests measured so far")
             exit_code = interrupted.exit_code
+        # The libraries of the report take most of the start of a command.
+        from loadgen.commands.present import export_runs, show_runs
+
         verdict_code = show_runs([out], out, is_json=args.json)
     export_runs([out], args.export)
     if args.fail_on_slo and exit_code is None and verdict_code == 0:
+        from loadgen.commands.fail_on_slo import slo_exit_code
+
         return slo_exit_code(json.loads((out / SUMMARY_FILE).read_bytes()), progress)
     return exit_code if exit_code is not None else verdict_code
-
-
-def check_decidable(slo: Sequence[str]) -> None:
-    """Raises UsageError for a run without objectives, or with one that no run can decide."""
-    if not slo:
-        raise UsageError('`fail_on_slo` is set but there is no objective; add one, such as --slo "ttft_p95_ms < 500"')
-    for text, objective in zip(slo, objectives_of(slo), strict=True):
-        if not is_decidable(objective):
-            raise UsageError(
-                f"`fail_on_slo` is set but a run cannot decide the objective {text!r}; give a percentile or a mean, "
-                'such as "ttft_p95_ms < 500"'
-            )
-
-
-SLO_EXIT_CODES = {ObjectiveDecision.MISSED: 1, ObjectiveDecision.UNDECIDED: 3}
-
-
-def slo_exit_code(summary: Mapping[str, Any], progress: ProgressDisplay) -> int:
-    """1 if an objective is missed, else 3 if one is undecided, else 0; shows those objectives."""
-    remedies = {
-        ObjectiveDecision.MISSED: "",
-        ObjectiveDecision.UNDECIDED: "; the server is overloaded: lower the load"
-        if latencies_grow(summary)
-        else "; run longer",
-    }
-    for decision, code in SLO_EXIT_CODES.items():
-        found = [limits_text([each["objective"]]) for each in summary["slo"]["results"] if each["decision"] == decision]
-        if found:
-            progress.show(f"objectives {decision}: {', '.join(found)}{remedies[decision]}")
-            return code
-    return 0
 
 
 @contextlib.contextmanager

@@ -233,10 +233,11 @@ def test_several_runs_are_reported_side_by_side(measured, copied, tmp_path, caps
     assert (tmp_path / "both" / "report.md").exists()
 
 
-def test_importing_the_commands_loads_neither_locust_nor_pandas():
+def test_importing_the_commands_loads_neither_locust_nor_the_libraries_of_reports():
     code = (
-        "import sys, loadgen.cli, loadgen.config.bench_config, loadgen.runner\n"
-        "loaded = {'locust', 'gevent', 'pandas', 'torch', 'reference_server'} & set(sys.modules)\n"
+        "import sys, loadgen.cli, loadgen.commands.run\n"
+        "libraries = {'numpy', 'pandas', 'scipy', 'matplotlib'}\n"
+        "loaded = {'locust', 'gevent', 'torch', 'reference_server', *libraries} & set(sys.modules)\n"
         "sys.exit(f'loaded: {loaded}' if loaded else 0)\n"
     )
 

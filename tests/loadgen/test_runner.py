@@ -284,7 +284,6 @@ import sys
 from pathlib import Path
 from loadgen.config.bench_config import BenchConfig
 from loadgen.interrupts import Interrupted
-from loadgen.commands.present import show_runs
 from loadgen.runner import measure
 from loadgen.target.target import Target
 config = BenchConfig(concurrency=2, duration=60, warmup=0, drain=30, input_tokens="8", output_tokens="4")
