@@ -1,7 +1,9 @@
 """Exit codes of `tgi-bench run --fail-on-slo`, on made-up runs of known truth."""
 
 import json
+import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,20 +11,35 @@ import pytest
 from loadgen import cli, program
 from loadgen.commands import run as run_command
 from loadgen.config.objectives import objectives_of
+from reports.metrics.finish_run import finish_run
 from reports.run_store import load_manifest, write_manifest
 from tests.support.samples.sample_run import SampleLoad, write_sample_run
 
 Run = Callable[..., int]
 
 
+@pytest.fixture(scope="module")
+def sample_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[SampleLoad], Path]:
+    """The directory of a finished sample, written once for each load."""
+
+    @cache
+    def finished(load: SampleLoad) -> Path:
+        directory = tmp_path_factory.mktemp("samples") / "r"
+        write_sample_run(directory, load)
+        finish_run(directory)
+        return directory
+
+    return finished
+
+
 @pytest.fixture
-def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample_of: Callable[[SampleLoad], Path]) -> Run:
     """Runs the command; the measurement is a sample with the objectives of the command line."""
     monkeypatch.setattr(program, "raise_on_signals", lambda: None)
 
     def main(*slo: str, load: SampleLoad, flags: tuple[str, ...] = ("--fail-on-slo",)) -> int:
         def measure(config: object, distribution: object, out: Path, words: object, progress: object) -> None:
-            write_sample_run(out, load)
+            shutil.copytree(sample_of(load), out, dirs_exist_ok=True)
             manifest = load_manifest(out)
             manifest.objectives = objectives_of(slo)
             manifest.price_per_hour = 3.6

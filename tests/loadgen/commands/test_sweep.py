@@ -57,7 +57,9 @@ def test_a_sweep_measures_every_load_once_and_reports_them_in_order(url, tmp_pat
 @pytest.mark.parametrize(
     ("points", "mode", "names"),
     [
-        ("concurrency=1,2", ["--mode", "closed"], ["concurrency-1", "concurrency-2"]),
+        pytest.param(
+            "concurrency=1,2", ["--mode", "closed"], ["concurrency-1", "concurrency-2"], marks=pytest.mark.slow
+        ),
         ("rate=40,80", ["--mode", "poisson"], ["rate-40", "rate-80"]),
     ],
 )
