@@ -9,7 +9,7 @@ from reports.metrics.summary import summarize
 from reports.run_schema import RequestRecord
 from reports.run_store import RunManifest, RunResult
 from tests.support.forked_loads import START_LOAD
-from tests.support.samples.sample_run import sample_run
+from tests.support.samples.sample_run import SampleLoad, sample_run
 
 MS = 1_000_000
 # The first second has the start in it, the last the end: neither is the cost of events.
@@ -177,7 +177,7 @@ def test_a_capacity_is_stored_per_machine_and_marks_runs_beyond_seven_tenths(tmp
 
     assert path == tmp_path / "tgi-bench" / "capacity.json"
     assert stored_capacity() == 5_000.0
-    run = sample_run()
+    run = sample_run(SampleLoad(mode="closed", duration_s=10, concurrency=4))
     rate = summarize(run)["client"]["events_per_s_per_worker"]
     for factor, is_marked in ((1.5, False), (1.4, True)):
         run.client["capacity_events_per_s"] = rate * factor
