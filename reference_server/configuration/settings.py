@@ -5,6 +5,7 @@ Fields are declared in `config.py`; a command's flags, variables, TOML keys and 
 
 import argparse
 import difflib
+import functools
 import inspect
 import os
 import tomllib
@@ -178,6 +179,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}\n\nUsage: {self.usage}\n\nFor more information, try '--help'.\n")
 
 
+@functools.cache
 def _parser(config_class: type[HubConfig]) -> _Parser:
     return _Parser(config_class, PROGRAMS[config_class.command])
 
