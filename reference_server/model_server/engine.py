@@ -147,9 +147,12 @@ class Engine:
         group = RankGroup(rank, world_size)
         files = loader.locate(options)
         num_drafted(files.speculator, options.speculate)
-        _refuse_too_large(options, loader.expected_weight_bytes(options, files), world_size, device)
-        group.barrier()
-        loaded = loader.load(options, files, group)
+
+        def admit(weight_bytes: int) -> None:
+            _refuse_too_large(options, weight_bytes, world_size, device)
+            group.barrier()
+
+        loaded = loader.load(options, files, group, admit=admit)
         group.barrier()
         tokenizer = load_tokenizer(
             files.tokenizer_directory,

@@ -102,11 +102,16 @@ def locate(options: EngineOptions) -> ModelPaths:
 
 
 def load(
-    options: EngineOptions, files: ModelPaths, group: RankGroup, device: torch.device | None = None
+    options: EngineOptions,
+    files: ModelPaths,
+    group: RankGroup,
+    device: torch.device | None = None,
+    admit: Callable[[int], None] | None = None,
 ) -> LoadedModel:
     """Load this rank's part of the model, with the paged attention registered.
 
-    device: default is the device of the rank.
+    device: default is the device of the rank. admit: is called with the bytes of the whole model's parameters before
+    any weight is read, and raises if they are too many.
     """
     register()
     transformers_compat.quiet()
@@ -122,6 +127,8 @@ def load(
     if options.rope is not None:
         rotary.override(config.get_text_config(), options.rope)
     model = _build_empty(config, files, family, tier, dtype)
+    if admit is not None:
+        admit(_expected_bytes(model, family.has_images, quantization, dtype))
     shapes = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
     part = LanguagePart.of(model, dtype, family.has_images)
     linears = shapes_of(part.model)
@@ -203,19 +210,12 @@ def _fill(
     return checkpoint
 
 
-def expected_weight_bytes(options: EngineOptions, files: ModelPaths) -> int:
-    """Bytes of all parameters of the whole model, computed from its config."""
-    raw = read_json(files.directory / "config.json")
-    family = find_family(raw, trust_remote_code=options.trust_remote_code)
-    config = _config(files, family)
-    device, tier = choose_device(), options.tier or family.tier
-    quantization = _quantization(options, files, raw, tier, device)
-    dtype = resolve_dtype(options, device, config, quantization, is_packed=_is_packed(family, tier, config))
-    model = transformers_compat.build_empty(model_class_of(config, files, family, tier), config, dtype)
+def _expected_bytes(model: Any, has_images: bool, quantization: Quantization | None, dtype: torch.dtype) -> int:
+    """Bytes of all parameters of a whole model that has no memory yet."""
     tied = transformers_compat.tied_names(model)
     sizes = {name: parameter.nbytes for name, parameter in model.named_parameters() if name not in tied}
     if quantization is not None:
-        for name in _quantizable(LanguagePart.of(model, dtype, family.has_images), quantization):
+        for name in _quantizable(LanguagePart.of(model, dtype, has_images), quantization):
             sizes[name] = int(sizes[name] * quantization.bits / (8 * dtype.itemsize))
     return sum(sizes.values())
 
