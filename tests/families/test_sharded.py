@@ -53,13 +53,21 @@ EIGHT_BIT_CACHES = [("llama", "fp8_e4m3fn"), ("qwen2", "fp8_e5m2")]
 WITH_ADAPTERS = ("llama-tied-llama3-rope", "qwen2-sharded", "gpt2")
 QUANTIZED_WITH_ADAPTERS = ("gptq-act-order", "awq", "ct-int8")
 
+# As a shard starts: without the compiler, whose import takes two seconds.
+RANK_PROCESS = """
+from reference_server.model_server.models.modelling_import import import_modelling
+import_modelling()
+from tests.support.models.rank_process import main
+main()
+"""
+
 RankResults = list[dict[str, Any]]
 """Results of one model, by rank."""
 
 
 def run_ranks(world_size: int, directories: dict[Any, Path], rendezvous: Path) -> dict[Any, RankResults]:
     """Run the scripted load on each model with rank 0 here and the others as processes; results by the keys."""
-    command = [sys.executable, "-m", "tests.support.models.rank_process"]
+    command = [sys.executable, "-c", RANK_PROCESS]
     arguments = [str(world_size), str(rendezvous), *map(str, directories.values())]
     processes = [
         subprocess.Popen(

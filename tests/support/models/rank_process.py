@@ -1,6 +1,6 @@
 """One rank of a sharded model in its own process: runs a scripted load and prints the generated ids.
 
-python -m tests.support.models.rank_process RANK WORLD_SIZE RENDEZVOUS_FILE MODEL_DIRECTORY[@KV_CACHE_DTYPE] ...
+Arguments: RANK WORLD_SIZE RENDEZVOUS_FILE MODEL_DIRECTORY[@KV_CACHE_DTYPE] ...
 """
 
 import asyncio
@@ -102,6 +102,6 @@ async def run_rank(rank: int, world_size: int, rendezvous: Path, directories: It
         group.close()
 
 
-if __name__ == "__main__":
+def main() -> None:
     rank, world_size, rendezvous, *directories = sys.argv[1:]
     print(json.dumps(asyncio.run(run_rank(int(rank), int(world_size), Path(rendezvous), map(Path, directories)))))
