@@ -1,6 +1,5 @@
 """Writes the tree of docs/architecture.md from the files and their docstrings: `python docs/tree.py`."""
 
-import ast
 import re
 import textwrap
 from collections.abc import Iterator
@@ -34,7 +33,8 @@ def _folder(folder: Path, root: Path) -> Iterator[str]:
 
 def first_sentence(path: Path) -> str:
     """The first sentence of a module's docstring, on one line, without its full stop."""
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    source = path.read_text(encoding="utf-8")
+    docstring = source.split('"""', 2)[1] if source.startswith('"""') else ""
     paragraph = " ".join(docstring.split("\n\n")[0].split())
     return re.split(r"(?<!e\.g)(?<!i\.e)\.(?:\s|$)", paragraph)[0]
 
