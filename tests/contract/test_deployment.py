@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 import shlex
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -128,6 +129,7 @@ def flags_of(help_text: str) -> set[str]:
     return set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", help_text))
 
 
+@cache
 def flags_of_commands() -> set[str]:
     flags: set[str] = set()
     for command in [*bench.COMMANDS.values(), *tune.COMMANDS.values()]:
