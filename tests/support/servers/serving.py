@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import httpx
@@ -91,12 +92,18 @@ class Setup:
 
 def renderer(source: str) -> Callable[[Sequence[ChatMessage], ToolOffer | None], Awaitable[str]]:
     """Renders a chat template in this process."""
-    template = ChatTemplate(source, "<s>", "</s>")
+    template = chat_template(source)
 
     async def render(messages: Sequence[ChatMessage], offer: ToolOffer | None) -> str:
         return template.render(messages, offer)
 
     return render
+
+
+@cache
+def chat_template(source: str) -> ChatTemplate:
+    """Compiling a template takes as long as the other parts of a router."""
+    return ChatTemplate(source, "<s>", "</s>")
 
 
 @asynccontextmanager
