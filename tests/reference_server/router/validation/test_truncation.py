@@ -27,13 +27,13 @@ def tokenizer() -> Tokenizer:
 @pytest.mark.parametrize(
     "text",
     [
-        "word " * 40_000,
-        "a" * 200_000,
-        " " * 200_000,
-        "e" + "\u0301" * 60_000,
-        "\U0001f468\u200d" * 40_000,
-        "ab\n\tc  " * 30_000,
-        "模型" * 40_000,
+        "word " * 10_000,
+        "a" * 50_000,
+        " " * 50_000,
+        "e" + "\u0301" * 20_000,
+        "\U0001f468\u200d" * 10_000,
+        "ab\n\tc  " * 7_500,
+        "模型" * 10_000,
     ],
     ids=["words", "letter", "spaces", "combining", "emoji", "mixed", "chinese"],
 )
