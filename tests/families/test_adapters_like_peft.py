@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from reference_server.adapter_source import AdapterSource
 from reference_server.model_server.calls.local_shard import LocalShard
 from tests.support.models.shard_driver import ShardDriver
-from tests.support.models.tiny_models import SavedModels, generate_alone, random_prompt
+from tests.support.models.tiny_models import SavedModels, confirmed, random_prompt
 from tests.support.models.tiny_shards import tiny_options, warm_up
 
 PROMPTS = [random_prompt(length) for length in (9, 20)]
@@ -84,7 +84,8 @@ async def test_logprobs_and_ids_are_those_of_pefts_forward(
         torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
         assert (found - without).abs().max() > 0.01, "the adapter changes nothing"
     merged = adapted.merge_and_unload()
-    assert [each.ids for each in outcomes] == [generate_alone(merged, prompt, NEW_TOKENS) for prompt in PROMPTS]
+    for prompt, outcome in zip(PROMPTS, outcomes, strict=True):
+        assert outcome.ids == confirmed(merged, prompt, NEW_TOKENS, outcome.ids)
 
 
 @torch.no_grad()

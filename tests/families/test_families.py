@@ -14,11 +14,14 @@ from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.drafting import Drafter
 from reference_server.model_server.options import EngineOptions
 from tests.support.models.known_drafts import KnownDrafts
-from tests.support.models.shard_driver import ShardDriver
+from tests.support.models.shard_driver import ShardDriver, outside_loop
 from tests.support.models.tiny_configs import CONFIGS
 from tests.support.models.tiny_models import (
+    VOCAB_SIZE,
     SavedModels,
+    confirmed,
     generate_alone,
+    is_greedy,
     one_group_each,
     random_prompt,
     text_of,
@@ -61,8 +64,11 @@ SECOND_LAYOUTS = (
 @pytest.fixture(scope="module", params=one_group_each(CASES, slow=SECOND_LAYOUTS))
 def loaded(request: pytest.FixtureRequest, saved_models: SavedModels) -> Iterator[Loaded]:
     saved = saved_models[request.param.removesuffix(UNFUSED)]
-    expected = [generate_alone(saved.model, prompt, NEW_TOKENS) for prompt in PROMPTS]
     shard = LocalShard.load(tiny_options(saved.directory, fuse=not request.param.endswith(UNFUSED)))
+    guesses = outside_loop(generated(shard))
+    expected = [
+        confirmed(saved.model, prompt, NEW_TOKENS, guess) for prompt, guess in zip(PROMPTS, guesses, strict=True)
+    ]
     yield Loaded(shard, expected, [prompt_logprobs(saved.model, prompt) for prompt in PROMPTS])
     shard.close()
 
@@ -80,25 +86,47 @@ def tiny_options(directory: Path, fuse: bool) -> EngineOptions:
     )
 
 
-async def warmed(loaded: Loaded) -> ShardDriver:
+async def warmed(shard: LocalShard) -> ShardDriver:
     request = Request(0, (text_of([1] * 16),), 16, ChooserParameters(), StoppingParameters(1))
-    await loaded.shard.warmup(WarmupRequest(Batch(0, (request,)), CHUNK_BUDGET))
-    return ShardDriver(loaded.shard)
+    await shard.warmup(WarmupRequest(Batch(0, (request,)), CHUNK_BUDGET))
+    return ShardDriver(shard)
+
+
+async def generated(shard: LocalShard) -> list[list[int]]:
+    driver = await warmed(shard)
+    outcomes = await driver.run(*(driver.request(id_, prompt) for id_, prompt in enumerate(PROMPTS)))
+    return [outcome.ids for outcome in outcomes]
 
 
 async def test_model_server_M2_a_ragged_batch_equals_generate_alone(loaded: Loaded) -> None:
-    driver = await warmed(loaded)
+    assert await generated(loaded.shard) == loaded.expected
 
-    outcomes = await driver.run(*(driver.request(id_, prompt) for id_, prompt in enumerate(PROMPTS)))
 
-    assert [outcome.ids for outcome in outcomes] == loaded.expected
+# Positions that depend on the length are never confirmed by one forward.
+CONFIRMED = sorted(set(CONFIGS) - {"llama-dynamic-rope", "phi3-longrope"})
+CONFIRMED_SHORT = ("llama", "gpt2", "bloom", "gemma2")
+
+
+@pytest.mark.parametrize("name", one_group_each(CONFIRMED, slow=set(CONFIRMED) - set(CONFIRMED_SHORT)))
+def test_only_the_ids_of_transformers_generation_are_confirmed(name: str, saved_models: SavedModels) -> None:
+    """The reference of this folder: one forward instead of a generation."""
+    model, prompt = saved_models[name].model, PROMPTS[0]
+    expected = generate_alone(model, prompt, NEW_TOKENS)
+    wrong = [
+        [*expected[:place], (expected[place] + 1) % VOCAB_SIZE, *expected[place + 1 :]] for place in range(NEW_TOKENS)
+    ]
+
+    assert is_greedy(model, prompt, expected)
+    assert [is_greedy(model, prompt, ids) for ids in wrong] == [False] * NEW_TOKENS
+    assert confirmed(model, prompt, NEW_TOKENS, wrong[3]) == expected
+    assert confirmed(model, prompt, NEW_TOKENS, expected[:3]) == expected
 
 
 @pytest.mark.parametrize("name", ["qwen2-moe-window", "phimoe-window"])
 async def test_hardening_R5_a_window_that_only_the_mask_carries_is_kept(name: str, saved_models: SavedModels) -> None:
     saved = saved_models[name]
     shard = LocalShard.load(tiny_options(saved.directory, fuse=True))
-    driver = await warmed(Loaded(shard, [], []))
+    driver = await warmed(shard)
     outcomes = await driver.run(
         *(driver.request(id_, prompt, prefill_logprobs=True) for id_, prompt in enumerate(PROMPTS))
     )
@@ -113,7 +141,7 @@ async def test_hardening_R5_a_window_that_only_the_mask_carries_is_kept(name: st
 
 
 async def test_prompts_in_chunks_of_five_equal_generate_alone(loaded: Loaded) -> None:
-    driver = await warmed(loaded)
+    driver = await warmed(loaded.shard)
     requests = [driver.request(id_, prompt, prefill_logprobs=True) for id_, prompt in enumerate(PROMPTS)]
 
     result = None
@@ -131,7 +159,7 @@ async def test_prompts_in_chunks_of_five_equal_generate_alone(loaded: Loaded) ->
 
 
 async def test_drafts_change_no_token(loaded: Loaded) -> None:
-    driver = await warmed(loaded)
+    driver = await warmed(loaded.shard)
     loaded.shard.engine.stepper.drafter = Drafter(KnownDrafts(dict(enumerate(loaded.expected))), speculate=3)
 
     outcomes = await driver.run(*(driver.request(id_, prompt) for id_, prompt in enumerate(PROMPTS)))
@@ -142,7 +170,7 @@ async def test_drafts_change_no_token(loaded: Loaded) -> None:
 
 
 async def test_requests_join_and_leave_midway(loaded: Loaded) -> None:
-    driver = await warmed(loaded)
+    driver = await warmed(loaded.shard)
     first = await driver.prefill(driver.request(0, PROMPTS[0]), driver.request(1, PROMPTS[1], max_new_tokens=4))
     first = await driver.decode(first.batch)
     second = await driver.prefill(driver.request(2, PROMPTS[2]))
@@ -168,7 +196,7 @@ async def test_bfloat16_stays_close_to_float32(name: str, saved_models: SavedMod
     saved = saved_models[name]
     options = replace(tiny_options(saved.directory, fuse=True), dtype="bfloat16")
     shard = LocalShard.load(options)
-    driver = await warmed(Loaded(shard, [], []))
+    driver = await warmed(shard)
 
     outcomes = await driver.run(
         *(driver.request(id_, prompt, prefill_logprobs=True) for id_, prompt in enumerate(PROMPTS))

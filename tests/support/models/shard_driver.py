@@ -1,8 +1,10 @@
 """Drives any Shard as the router does: assigns blocks, filters ended requests, keeps the outcome of every request."""
 
+import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from reference_server.messages import (
     Batch,
@@ -17,6 +19,8 @@ from reference_server.messages import (
 )
 from reference_server.transport.shard import Shard
 from tests.support.models.tiny_models import text_of
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -39,6 +43,12 @@ class Outcome:
         self.top_tokens.extend(generation.top_tokens)
         self.prefill_tokens = generation.prefill_tokens or self.prefill_tokens
         self.generated_text = generation.generated_text
+
+
+def outside_loop(work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of a coroutine, for a fixture that is no coroutine: the event loop of the test is not changed."""
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        return runner.run(work)
 
 
 @dataclass

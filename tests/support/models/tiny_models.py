@@ -105,6 +105,32 @@ def random_prompt(length: int, seed: int = 0) -> list[int]:
     return ids
 
 
+def confirmed(model: PreTrainedModel, prompt: list[int], max_new_tokens: int, guess: list[int]) -> list[int]:
+    """The result of `generate_alone`. guess: the probable result, which one forward confirms in less time."""
+    if len(guess) == max_new_tokens and is_greedy(model, prompt, guess):
+        return guess
+    return generate_alone(model, prompt, max_new_tokens)
+
+
+@torch.no_grad()
+def is_greedy(model: PreTrainedModel, prompt: list[int], ids: list[int], cache: Any = None) -> bool:
+    """Whether each id is the best one after those before it, in one forward of the model.
+
+    cache: takes the keys and values of that forward. False if the forward depends on the number of ids: the steps of a
+    generation then differ from one forward.
+    """
+    rope = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        return False
+    known = [*prompt, *ids[:-1]]
+    inputs = {"input_ids": torch.tensor([known]), "past_key_values": cache, "use_cache": cache is not None}
+    if model.config.is_encoder_decoder:
+        inputs["input_ids"] = torch.tensor([prompt])
+        inputs["decoder_input_ids"] = torch.tensor([[model.config.decoder_start_token_id, *ids[:-1]]])
+    logits = model(**inputs).logits[0, -len(ids) :]
+    return logits.argmax(-1).tolist() == ids
+
+
 @torch.no_grad()
 def generate_alone(model: PreTrainedModel, prompt: list[int], max_new_tokens: int) -> list[int]:
     """Ids of Transformers' own greedy generation for one prompt, end-of-sequence ignored."""
