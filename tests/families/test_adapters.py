@@ -73,7 +73,9 @@ async def test_rows_of_one_batch_use_their_own_adapters(name: str, saved_models:
     assert found == expected_ids(saved_models, name, tmp_path, found)
 
 
-@pytest.mark.parametrize("options", [{"fuse": False}, {"run_ahead": False}, {"speculate": 3}])
+@pytest.mark.parametrize(
+    "options", [{"fuse": False}, {"run_ahead": False}, {"speculate": 3, "speculate_adaptive": False}]
+)
 async def test_adapters_combine_with(options: dict[str, object], saved_models: SavedModels, tmp_path: Path) -> None:
     adapters = sources(tmp_path, saved_models, "llama")
     shard = LocalShard.load(tiny_options(saved_models["llama"].directory, adapters=adapters, **options))
