@@ -1,10 +1,14 @@
 """Batching, chunking, the prefix cache, drafts, shards, transport and schema change no token of a hundred requests.
 
+Some requests have a regex or a JSON schema, and some have penalties, top tokens or stop strings.
+
 In float32, where the shape of a batch changes no close choice.
 """
 
 import asyncio
 import itertools
+import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -13,7 +17,7 @@ from reference_server.configuration.common_config import Transport
 from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.options import EngineOptions
 from reference_server.model_server.speculation.ngram import NgramRule
-from tests.support.clients.mixed_load import MODEL, Answer, answers, mixed_calls, router_over
+from tests.support.clients.mixed_load import GRAMMARS, MODEL, Answer, answers, mixed_calls, router_over
 from tests.support.servers.model_servers import ModelServers, model_servers
 
 # One model in one process: `tests/contract/test_router_and_shard.py`, which is in the short suite.
@@ -74,6 +78,12 @@ def test_the_load_is_mixed(alone: list[Answer]):
     assert {answer.finish_reason for answer in alone} >= {"length", "stop_sequence"}
     assert len({answer.ids for answer in alone}) > 60
     assert sum(call.parameters.do_sample for call in CALLS) == 33
+    assert sum(bool(answer.top_ids) for answer in alone) == 10
+    for call, answer in zip(CALLS, alone, strict=True):
+        if call.parameters.grammar is GRAMMARS[0]:
+            assert re.fullmatch(r"[a-z ]{20,40}\.", answer.text) or answer.finish_reason == "length"
+        elif call.parameters.grammar is GRAMMARS[1]:
+            assert json.loads(answer.text)["day"] in ("today", "tomorrow")
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,21 @@
 """A hundred different requests, the same in every run, and a router over any `Shard` to send them to."""
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from reference_server.grammars.compile import compile_grammar
+from reference_server.messages import Grammar
 from reference_server.presets.catalog import find
 from reference_server.router.batching import Batcher
 from reference_server.router.infer import Infer, Permits
 from reference_server.router.scheduling.scheduler import Scheduler
 from reference_server.router.scheduling.scheduler_options import SchedulerOptions, WireVersion
-from reference_server.router.schemas.tgi import GenerateParameters
+from reference_server.router.schemas.tgi import GenerateParameters, RequestGrammar
 from reference_server.router.telemetry.metrics import Metrics
 from reference_server.router.validation.request_rules import GenerationLimits
 from reference_server.router.validation.token_limits import ConfiguredLimits, resolve_limits, warmup_request
@@ -25,12 +28,26 @@ WORDS = (
     *("the", "server", "answers", "every", "request", "in", "the", "order", "of", "its", "arrival"),
     *("and", "a", "test", "of", "it", "asks", "for", "one", "more", "day"),
 )
+GRAMMARS = (
+    RequestGrammar(type="regex", value=r"[a-z ]{20,40}\."),
+    RequestGrammar(
+        type="json",
+        value={
+            "type": "object",
+            "properties": {"day": {"enum": ["today", "tomorrow"]}, "count": {"type": "integer"}},
+            "required": ["day", "count"],
+        },
+    ),
+)
 CHUNKED_PREFILL_TOKENS, WHOLE_PREFILL_TOKENS = 96, 1024
 MAX_TOTAL_TOKENS = 768
 
 
 def mixed_calls(count: int = 100) -> list[GenerateCall]:
-    """Short and long prompts, half of them after one of two long beginnings; greedy and seeded; with stop strings."""
+    """Short and long prompts, half of them after one of two long beginnings; greedy and seeded.
+
+    Some have stop strings, a grammar, or penalties and top tokens.
+    """
     rng = random.Random(20)
     beginnings = [" ".join(rng.choices(WORDS, k=160)) for _ in range(2)]
     return [_mixed_call(rng, number, beginnings) for number in range(count)]
@@ -43,24 +60,32 @@ def _mixed_call(rng: random.Random, number: int, beginnings: list[str]) -> Gener
     sampling: dict[str, object] = {}
     if number % 3 == 2:
         sampling = {"do_sample": True, "seed": number, "temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1}
+    parameters = GenerateParameters(
+        max_new_tokens=rng.choice([1, 4, 9, 20]),
+        stop=["e ", "ing"] if number % 5 == 4 else [],
+        ignore_eos_token=number % 4 != 3,
+        **sampling,
+    )
+    changes: dict[str, object] = {}
+    if number % 10 == 6:
+        changes = {"grammar": GRAMMARS[number // 10 % 2], "max_new_tokens": 40, "ignore_eos_token": False}
+    elif number % 10 == 3:
+        changes = {"top_n_tokens": 3, "frequency_penalty": 0.4}
     return GenerateCall(
         prompt,
-        GenerateParameters(
-            max_new_tokens=rng.choice([1, 4, 9, 20]),
-            stop=["e ", "ing"] if number % 5 == 4 else [],
-            ignore_eos_token=number % 4 != 3,
-            **sampling,
-        ),
+        parameters.model_copy(update=changes),
+        presence_penalty=0.3 if number % 10 == 3 else 0.0,
     )
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to one request."""
+    """The answer to one request. top_ids: of the most likely tokens at each position, if requested."""
 
     ids: tuple[int, ...]
     text: str
     finish_reason: str
+    top_ids: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,12 +127,21 @@ async def router_over(shard: Shard, schema: str = "v3") -> AsyncIterator[Router]
     batcher = Batcher(shard, scheduler, observer=metrics)
     loop = asyncio.create_task(batcher.run())
     with ThreadPoolExecutor(1) as executor:
-        validator = Validator(load_tokenizer(preset.tokenizer_directory, 2048), request_limits, executor)
+        validator = Validator(
+            load_tokenizer(preset.tokenizer_directory, 2048), request_limits, executor, compile_grammar=_compiled
+        )
         try:
             yield Router(Infer(batcher, validator, Permits(1000), metrics), scheduler, metrics)
         finally:
             loop.cancel()
             await asyncio.wait([loop])
+
+
+async def _compiled(grammar: RequestGrammar) -> Grammar:
+    """The wire form, compiled in this process: these grammars are small."""
+    if grammar.type == "regex":
+        return compile_grammar("regex", grammar.value)
+    return compile_grammar("schema", json.dumps(grammar.value))
 
 
 async def answers(router: Router, calls: list[GenerateCall], at_once: int) -> list[Answer]:
@@ -118,6 +152,7 @@ async def answers(router: Router, calls: list[GenerateCall], at_once: int) -> li
         async with turn:
             answer = await router.infer.generate(call)
         ids = tuple(token.id for token in answer.tokens)
-        return Answer(ids, answer.generated.text, answer.generated.finish_reason.value)
+        top_ids = tuple(tuple(token.id for token in each) for each in answer.top_tokens)
+        return Answer(ids, answer.generated.text, answer.generated.finish_reason.value, top_ids)
 
     return list(await asyncio.gather(*map(ask, calls)))
