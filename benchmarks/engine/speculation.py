@@ -12,11 +12,12 @@ starts with another arm, and the first one does not count. After ten rounds of e
 round is for the one with the fewest rounds and the others for the one with the widest interval, until all intervals
 are narrow, the time is over, or the process is interrupted or terminated: it then ends after the round and writes its
 results so far.
-One measurement: C prompts of 64 tokens are prefilled together, then decoded, end-of-sequence ignored, until the first
-of them has its new tokens; tokens/s of these decodes, so that all C requests run all the time. Tokens per second of
-processor time of this process are measured too: other programs on the machine change them less. A speculator drafts
-with its heads alone, any other model with n-grams: there are no arms with both, as the server has none. N is at most
-the number of heads. Drafts learn from the requests of the same text and batch size only.
+One measurement: C prompts of at most 64 tokens, whose K/V were computed before the round, are decoded together,
+end-of-sequence ignored, until the first of them has its new tokens; tokens/s of these decodes, so that all C requests
+run all the time. Tokens per second of processor time of this process are measured too: other programs on the machine
+change them less. A speculator drafts with its heads alone, any other model with n-grams: there are no arms with both,
+as the server has none. N is at most the number of heads. Drafts learn from the requests of the same text and batch
+size only.
 
     copy   a passage, and the start of the same passage again; greedy
     code   calls and records of one form; greedy
@@ -154,7 +155,7 @@ async def compare(model: str, arms: Sequence[Arm], plan: Plan) -> list[MeasuredD
         round_ = rounds[cell]
         if round_ > 1 and time.monotonic() > started + 60 * plan.minutes:
             break
-        requests = list(prompts(*cell, seed=round_, new_tokens=plan.new_tokens))
+        requests = await engine.with_prompts(prompts(*cell, seed=round_, new_tokens=plan.new_tokens))
         ids = {}
         for place in ((round_ + number) % len(arms) for number in range(len(arms))):
             measured = cells[cell][place] if round_ else None

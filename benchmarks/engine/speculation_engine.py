@@ -1,11 +1,11 @@
 """One engine whose drafts are switched between measurements, so that all of them use the same weights and memory."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from benchmarks.engine.speculation_texts import NEW_TOKENS, prompts
-from reference_server.messages import Batch, Request, StepResult, WarmupRequest
+from benchmarks.engine.speculation_texts import NEW_TOKENS, PROMPT_TOKENS, prompts
+from reference_server.messages import Batch, Request, StepResult, StoppingParameters, WarmupRequest
 from reference_server.model_server.calls.local_shard import LocalShard
 from reference_server.model_server.draft_heads.source import HeadsSource
 from reference_server.model_server.drafting import Drafter
@@ -106,6 +106,29 @@ class SwitchedEngine:
         if arm.is_adaptive:
             made.cost = self._cost
         return made
+
+    async def with_prompts(self, requests: Iterable[Request]) -> list[Request]:
+        """Compute all prompts once, and give each request its blocks. Each run then computes the last block only.
+
+        The prefill is not measured, and takes longer than the decode steps of a large model.
+        """
+        engine = self._shard.engine
+        size, tokenizer = engine.info.block_size, engine.intake.tokenizer
+        made = []
+        for row, request in enumerate(requests):
+            num_slots = PROMPT_TOKENS + request.stopping.max_new_tokens + MOST_PLACES
+            needed = -(-num_slots // size)
+            blocks = tuple(range(1 + row * needed, 1 + (1 + row) * needed))
+            made.append(replace(request, blocks=blocks, num_slots=needed * size))
+        engine.stepper.drafter = None
+        first = [replace(request, stopping=StoppingParameters(1)) for request in made]
+        result = await self._shard.prefill(Batch(1, tuple(first)))
+        assert result.batch is None, "a request of one token goes on"
+        lengths = [min(request.truncate, len(tokenizer.encode(request.text, True))) for request in made]
+        return [
+            replace(request, cache_len=(length - 1) // size * size)
+            for request, length in zip(made, lengths, strict=True)
+        ]
 
     async def run(
         self, drafter: Drafter | None, requests: Sequence[Request], measured: MeasuredDrafts | None

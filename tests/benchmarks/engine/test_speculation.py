@@ -119,13 +119,17 @@ async def test_one_engine_decodes_with_and_without_drafts_in_turn() -> None:
     arms = arms_of(model, speculate=[2, 5], fixed=[4])
     assert arms == [PLAIN, AGAIN, Arm(2), Arm(4, is_adaptive=False)]
     engine = await SwitchedEngine.load(model, 4)
-    requests = list(prompts("copy", 2, seed=1))
+    whole = list(prompts("copy", 2, seed=1))
+    requests = await engine.with_prompts(whole)
     measured = [MeasuredDrafts(model, "copy", 2, arm.name) for arm in arms]
 
     ids = [await engine.run(engine.drafter(arm), requests, found) for arm, found in zip(arms, measured, strict=True)]
+    computed_again = await engine.run(None, whole, None)
     engine.close()
 
-    assert all(each == ids[0] for each in ids)
+    # All whole blocks before the last token: the prompts have 64 tokens and 47.
+    assert [request.cache_len for request in requests] == [48, 32]
+    assert all(each == computed_again for each in ids)
     assert [found.tokens > found.steps for found in measured[:2]] == [False, False]
     assert measured[3].tokens > measured[3].steps
     assert sum(measured[0].proposed) == sum(measured[1].proposed) == 0
