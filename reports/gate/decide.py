@@ -104,13 +104,20 @@ class Evidence:
         """
         if self.error in (0, math.inf):
             return limit if self.error == 0 else math.inf
-        estimated = self.error * np.sqrt(special.chdtri(self.freedom, QUANTILES) / self.freedom)
+        estimated = self.error * relative_errors(self.freedom)
         needed = np.maximum(limit, student_quantile(1 - level, self.freedom) * estimated)
 
         def missing_power(effect: float) -> float:
             return POWER - float(special.ndtr((effect - needed) / self.error).mean())
 
         return float(optimize.brentq(missing_power, needed.min(), needed.max() + self.error))
+
+
+@lru_cache(maxsize=256)
+def relative_errors(freedom: float) -> Array:
+    """Quantiles of an error as estimated with this freedom, divided by the true one."""
+    found: Array = np.sqrt(special.chdtri(freedom, QUANTILES) / freedom)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

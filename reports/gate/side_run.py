@@ -1,5 +1,6 @@
 """One run for the gate: its metrics by name, and the facts that compared runs must share."""
 
+import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -211,4 +212,4 @@ def log_degradation(values: Sequence[float | None], name: str) -> Array | None:
 def median_of(values: Iterable[float | None]) -> float | None:
     """The median of the known values; None without any."""
     known = [value for value in values if value is not None]
-    return float(np.median(known)) if known else None
+    return float(statistics.median(known)) if known else None
