@@ -24,6 +24,8 @@ EVEN_CUTS, NEAR_CUTS = 320, 24
 """Cut points of the bootstrap's grid: evenly spread ones, and those around each reported percentile."""
 MAX_UNITS = 4_096
 """Limit of units that are resampled one by one. In a longer run neighbours are merged, which limits the cost."""
+MAX_EXACT_FLOAT32 = 2**24
+"""Integers below it are exact as 32-bit floats."""
 MAX_VALUES = 4_000_000
 """Values that are sorted into cells in one step."""
 
@@ -118,11 +120,10 @@ def bootstrap_percentiles(
     counts, sizes, min_block = counted(values, sizes, cuts, min_block)
     fraction = np.cumsum(counts.sum(axis=0)) / len(values)
     block = choose_block(_excess(counts @ fraction, sizes), min_block)
-    below = np.cumsum(resampled_counts(counts, block, resamples), axis=1)
-    totals = below[:, -1]
+    below = resampled_counts(np.cumsum(counts, axis=1), block, resamples)
     results = []
     for percentile, value in zip(percentiles, exact.tolist(), strict=True):
-        draws = counted_quantile(cuts, below, totals, percentile / 100)
+        draws = counted_quantile(cuts, below, percentile / 100)
         lo, hi = np.quantile(draws, (0.025, 0.975))
         index = min(int(np.searchsorted(cuts, value)), len(cuts) - 1)
         factor = interval_inflation(_excess(counts[:, : index + 1].sum(axis=1), sizes), block)
@@ -210,30 +211,44 @@ def cut_points(ordered: Array, units: int, percentiles: Sequence[float]) -> Arra
 def resampled_counts(counts: Array, block: int, resamples: int) -> Array:
     """The number of values of each moving-block resample in each cell, [resamples, cells].
 
-    counts: [units, cells]. Each resample has enough blocks to cover all units.
+    counts: [units, cells], or running counts over the cells. Each resample has enough blocks to cover all units.
     """
     units, cells = counts.shape
     starts, num_blocks = units - block + 1, math.ceil(units / block)
     picks = np.random.default_rng(BOOTSTRAP_SEED).integers(0, starts, size=(resamples, num_blocks))
-    rows = np.repeat(np.arange(resamples), num_blocks)
-    chosen = sparse.csr_matrix((np.ones(picks.size), (rows, picks.ravel())), shape=(resamples, starts))
     running = np.zeros((units + 1, cells))
     np.cumsum(counts, axis=0, out=running[1:])
-    drawn: Array = chosen @ (running[block:] - running[:starts])
+    blocks = running[block:] - running[:starts]
+    # Small counts are exact in half the memory.
+    number = np.float32 if num_blocks * blocks.max() < MAX_EXACT_FLOAT32 else np.float64
+    begins = np.arange(resamples + 1) * num_blocks
+    chosen = sparse.csr_matrix((np.ones(picks.size, number), picks.ravel(), begins), shape=(resamples, starts))
+    drawn: Array = chosen @ blocks.astype(number)
     return drawn
 
 
-def counted_quantile(cuts: Array, below: Array, totals: Array, fraction: float) -> Array:
+def counted_quantile(cuts: Array, below: Array, fraction: float) -> Array:
     """The quantile of each resample at a fraction, linear between cut points, [resamples].
 
-    cuts: [cells]; below: [resamples, cells], running counts; totals: [resamples].
+    cuts: [cells]; below: [resamples, cells], running counts.
     """
-    wanted = fraction * totals
-    index = np.minimum((below < wanted[:, None]).sum(axis=1), len(cuts) - 1)
+    wanted = fraction * below[:, -1].astype(np.float64)
+    index = np.minimum(_cells_below(below, wanted), len(cuts) - 1)
     rows = np.arange(len(below))
-    before = np.where(index > 0, below[rows, np.maximum(index - 1, 0)], 0.0)
+    before = np.where(index > 0, below[rows, np.maximum(index - 1, 0)], 0.0).astype(np.float64)
     inside = below[rows, index] - before
     part = np.divide(wanted - before, inside, out=np.ones_like(wanted), where=inside > 0)
     lower = cuts[np.maximum(index - 1, 0)]
     found: Array = lower + np.clip(part, 0, 1) * (cuts[index] - lower)
     return found
+
+
+def _cells_below(below: Array, wanted: Array) -> npt.NDArray[np.int64]:
+    """The number of cells of each resample whose running count is less than wanted, by bisection."""
+    rows, cells = np.arange(len(below)), below.shape[1]
+    first, last = np.zeros(len(below), dtype=np.int64), np.full(len(below), cells)
+    for _ in range(cells.bit_length()):
+        middle = np.minimum((first + last) // 2, cells - 1)
+        is_less = below[rows, middle] < wanted
+        first, last = np.where(is_less & (first < last), middle + 1, first), np.where(is_less, last, middle)
+    return first

@@ -93,15 +93,14 @@ def spread_of(runs: Sequence[Array], percentile: float, concurrency: Sequence[fl
         for values, mean in zip(runs, concurrency, strict=True)
     ]
     share = percentile / 100
-    own = [counted_quantile(cuts, below, below[:, -1], share) for below in (np.cumsum(each, axis=1) for each in drawn)]
+    own = [counted_quantile(cuts, below, share) for below in drawn]
     random = np.random.default_rng(BOOTSTRAP_SEED)
-    counts = np.zeros((RESAMPLES, len(cuts)))
+    pooled_below = np.zeros((RESAMPLES, len(cuts)))
     for _ in runs:
         chosen, rows = random.integers(0, len(runs), RESAMPLES), random.integers(0, RESAMPLES, RESAMPLES)
         for index, each in enumerate(drawn):
-            counts[chosen == index] += each[rows[chosen == index]]
-    below = np.cumsum(counts, axis=1)
-    draws = counted_quantile(cuts, below, below[:, -1], share)
+            pooled_below[chosen == index] += each[rows[chosen == index]]
+    draws = counted_quantile(cuts, pooled_below, share)
     lo, hi = (float(end) for end in np.quantile(draws, (0.025, 0.975)))
     within = math.sqrt(float(np.mean([np.var(each, ddof=1) for each in own])))
     seen = float(np.var([quantile(values, percentile) for values in runs], ddof=1))
@@ -109,9 +108,9 @@ def spread_of(runs: Sequence[Array], percentile: float, concurrency: Sequence[fl
 
 
 def _resampled(values: Array, cuts: Array, min_block: int) -> Array:
-    """The number of values of one run in each cell, [resamples, cuts]."""
+    """The number of values of one run up to each cut, [resamples, cuts]."""
     counts, sizes, min_block = counted(values, np.ones(len(values), dtype=np.int64), cuts, min_block)
-    return resampled_counts(counts, bootstrap_block(counts, sizes, min_block), RESAMPLES)
+    return resampled_counts(np.cumsum(counts, axis=1), bootstrap_block(counts, sizes, min_block), RESAMPLES)
 
 
 def latency_spread(side: Side, column: str, percentile: float) -> Spread | None:
