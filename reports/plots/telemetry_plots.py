@@ -45,14 +45,14 @@ MAX_HOVERED = 400
 
 def _hover_samples(axes: Axes, rows: pd.DataFrame) -> None:
     """Show the values of all lines of a panel at each sample."""
-    samples = list(rows.groupby("t_s"))
-    if not 1 < len(samples) <= MAX_HOVERED:
+    if not 1 < rows["t_s"].nunique() <= MAX_HOVERED:
         return
-    texts = [
-        f"{at:g} s: " + ", ".join(f"{row['name']} {format_number(float(row['value']))}" for _, row in found.iterrows())
-        for at, found in samples
-    ]
-    times = [float(str(at)) for at, _ in samples]
+    samples: dict[float, list[str]] = {}
+    ordered = rows.sort_values("t_s", kind="stable")
+    for at, name, value in zip(ordered["t_s"], ordered["name"], ordered["value"], strict=True):
+        samples.setdefault(float(at), []).append(f"{name} {format_number(float(value))}")
+    texts = [f"{at:g} s: {', '.join(values)}" for at, values in samples.items()]
+    times = list(samples)
     half = (times[-1] - times[0]) / (len(times) - 1) / 2
     add_hovers(axes, [at + half for at in times], [0.0] * len(times), texts, half)
 

@@ -162,7 +162,7 @@ def _heat_map(analysis: Analysis, column: str, quantity: str) -> list[Block]:
         or frame["output_tokens"].nunique() < 2
     ):
         return []
-    wide, narrow = request_plots.cells(frame), request_plots.cells(frame, 4)
+    wide = request_plots.cells(frame)
     slowest = wide.nlargest(1, "value_ms").to_dict("records")[0]
     alt = (
         f"Heat map of median {quantity} by input and output tokens. Slowest: "
@@ -179,7 +179,7 @@ def _heat_map(analysis: Analysis, column: str, quantity: str) -> list[Block]:
             title,
             caption,
             alt,
-            lambda size: request_plots.heat_map(narrow if size.is_narrow else wide, size),
+            lambda size: request_plots.heat_map(request_plots.cells(frame, 4) if size.is_narrow else wide, size),
         )
     ]
 
