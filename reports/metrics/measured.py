@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pandas as pd
 
 from reports.metrics.requests.counted import counted, counted_events
 from reports.metrics.requests.per_request import PER_REQUEST, meets_objectives
+from reports.metrics.requests.queue_state import QueueState
 from reports.metrics.windows import Concurrency, Window, find_window, starts_s
 from reports.request_columns import RequestColumns, TokenEvents, columns_of
 from reports.run_schema import Phase, Status, TokensSource
@@ -23,7 +25,7 @@ Array = npt.NDArray[np.float64]
 POWER_SERIES = "accelerator_power_watts"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Measured:
     """A run with its measurement window: every request, those started in the window, and their events.
 
@@ -62,7 +64,7 @@ class Measured:
             events.tokens_between(window.start_s, window.end_s, NUM_BATCHES),
         )
 
-    @property
+    @cached_property
     def population(self) -> pd.DataFrame:
         """The requests that started in the window."""
         return self.requests.iloc[slice(*self._window_slice)]
@@ -70,7 +72,8 @@ class Measured:
     @property
     def judged(self) -> pd.DataFrame:
         """The requests of `population` that objectives apply to: all except abandoned requests."""
-        return self.population[self.population["status"] != Status.ABANDONED]
+        is_abandoned = self.population["status"] == Status.ABANDONED
+        return self.population[~is_abandoned] if is_abandoned.any() else self.population
 
     @property
     def started_events(self) -> TokenEvents:
@@ -81,6 +84,11 @@ class Measured:
     def counted_events(self) -> TokenEvents:
         """`started_events` without the events of failed requests."""
         return self.started_events.where(counted_events(self.population))
+
+    @cached_property
+    def queue_state(self) -> QueueState:
+        """The dependence of the requests that started in the window."""
+        return QueueState.of(self.requests, self.started, is_open_loop=self.manifest.is_open_loop)
 
     @property
     def _window_slice(self) -> tuple[int, int]:

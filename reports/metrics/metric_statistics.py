@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from reports.metrics.early_end import interval_factor, latency_interval
 from reports.metrics.measured import Measured
@@ -44,8 +43,11 @@ class BootstrapCache:
 
 def metric_statistics(measured: Measured, concurrency: float) -> dict[str, Any]:
     bootstraps, series = BootstrapCache(concurrency), RequestSeries.of(measured)
+    status = measured.population["status"]
+    succeeded, failures = np.asarray(status == Status.OK), int((~status.isin(NOT_FAILED)).sum())
     return {
         metric.name: _per_request(metric, measured, series.series(metric.name))
+        | {"adjusted": _adjusted(metric, measured.population[metric.name].to_numpy()[succeeded], failures)}
         if isinstance(metric, RequestMetric)
         else _pooled(metric, measured, bootstraps)
         for metric in METRICS
@@ -67,17 +69,19 @@ def _per_request(metric: RequestMetric, measured: Measured, series: QueueSeries)
         "at_least": math.isfinite(bound),
         "population": "requests started in the window",
         "missing": len(population) - len(series.values),
-        "adjusted": _adjusted(metric, population),
     }
 
 
-def _adjusted(metric: RequestMetric, population: pd.DataFrame) -> dict[str, float | None] | None:
-    """Percentiles if failed requests count as infinitely slow; None if the metric is not a latency of the server."""
+def _adjusted(
+    metric: RequestMetric, succeeded: npt.NDArray[np.float64], failures: int
+) -> dict[str, float | None] | None:
+    """Percentiles if failed requests count as infinitely slow; None if the metric is not a latency of the server.
+
+    succeeded: the values of the succeeded requests; NaN for an unknown one.
+    """
     if metric.unit != "s" or metric.name in GENERATOR_DELAYS:
         return None
-    succeeded = population["status"] == Status.OK
-    values = np.asarray(population.loc[succeeded, metric.name].dropna(), dtype=np.float64)
-    failures = int((~population["status"].isin(NOT_FAILED)).sum())
+    values = np.sort(succeeded[~np.isnan(succeeded)])
     return {percentile_name(p): adjusted_quantile(values, failures, p) for p in PERCENTILES}
 
 

@@ -30,7 +30,7 @@ from reports.metrics.server.speculation import speculation_summary
 from reports.run_schema import Status
 from reports.run_store import SCHEMA_VERSION, SUMMARY_FILE, RunResult, write_json
 from reports.saved_run import load_run
-from reports.stats.estimators import PERCENTILES, Interval, percentile_name
+from reports.stats.estimators import PERCENTILES, Interval, percentile_name, quantiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def _distribution(column: "pd.Series[float]") -> dict[str, Any]:
         "mean": float(known.mean()),
         "min": float(known.min()),
         "max": float(known.max()),
-        "percentiles": {percentile_name(p): float(np.quantile(known, p / 100)) for p in PERCENTILES},
+        "percentiles": dict(zip(map(percentile_name, PERCENTILES), quantiles(known, PERCENTILES), strict=True)),
     }
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,7 @@ class SloDecision(StrEnum):
     UNDECIDED = "undecided"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoadPoint:
     """One load, a concurrency or a rate, and its runs."""
 
@@ -53,7 +54,7 @@ class LoadPoint:
         """Whether a run overloaded the server: its queue grew, or it refused requests."""
         return any(_is_overloaded(each) for each in self.analyses)
 
-    @property
+    @cached_property
     def attainment(self) -> Interval | None:
         """Fraction of requests that meet every objective, over all runs of the point; None without objectives.
 

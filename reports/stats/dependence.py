@@ -121,10 +121,10 @@ def independent_support(percentile: float) -> int:
 
 
 def _longest_time(series: Array, levels: Sequence[float | None]) -> float:
-    times = (
-        (autocorrelation_time(series) or 1.0) if level is None else exceedance_time(series, level) for level in levels
-    )
-    return max(times)
+    """levels: percentiles whose exceedances are examined; None stands for the values."""
+    bounds = np.quantile(series, [level / 100 for level in levels if level is not None])
+    examined = [series] * (None in levels) + [(series > bound).astype(np.float64) for bound in bounds]
+    return max(autocorrelation_time(each) or 1.0 for each in examined)
 
 
 def exceedance_time(series: Array, level: float) -> float:

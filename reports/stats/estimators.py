@@ -4,6 +4,7 @@ Requests that overlap in time are dependent, so no function here treats them as 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +59,12 @@ def percentile_name(percentile: float) -> str:
 def quantile(values: Array, percentile: float) -> float:
     """A percentile, by linear interpolation between order statistics; NaN without values."""
     return float(np.quantile(values, percentile / 100)) if len(values) else math.nan
+
+
+def quantiles(values: Array, percentiles: Sequence[float]) -> list[float]:
+    """Several percentiles of values, in one selection."""
+    found: list[float] = np.quantile(values, np.array(percentiles) / 100).tolist()
+    return found
 
 
 def sorted_quantiles(ordered: Array, fractions: Array) -> Array:

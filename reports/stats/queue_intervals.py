@@ -9,6 +9,7 @@ few independent requests has no interval; the result then states the number of r
 
 import math
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 from scipy import special
@@ -21,7 +22,7 @@ from reports.stats.dependence import (
     exceedance_time,
     independent_support,
 )
-from reports.stats.estimators import Interval, student_quantile
+from reports.stats.estimators import PERCENTILES, Interval, quantile, quantiles, student_quantile
 
 MIN_COUNT = 6
 UNSEEN_CLUSTER = 3.7
@@ -49,7 +50,7 @@ def lifetimes(start_s: Array, served_s: Array) -> float:
     return float(start_s[-1] - start_s[0]) / long_s if long_s > LONG_TIMES * float(served_s.mean()) else math.inf
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class QueueSeries:
     """Latencies in order of start, with their dependence.
 
@@ -75,7 +76,7 @@ class QueueSeries:
         """values, queue: [requests], in order of start; state: the `state_time` of the run."""
         return QueueSeries(values, Dependence.of(values, state), queue, busy_s, lifetimes)
 
-    @property
+    @cached_property
     def is_constant(self) -> bool:
         return bool(self.values.min() == self.values.max())
 
@@ -90,7 +91,7 @@ class QueueSeries:
         needed = max(0 if self.dependence.is_enough else self.dependence.needed, self._needed_for_long_requests)
         if needed:
             return BoundedEstimate.unsupported(value, needed)
-        lo, hi, _ = self._mean_bounds()
+        lo, hi, _ = self._mean_bounds
         return self._estimate(value, lo, hi)
 
     def percentile(self, percentile: float) -> BoundedEstimate:
@@ -99,11 +100,25 @@ class QueueSeries:
             return BoundedEstimate.unsupported(math.nan, independent_support(percentile))
         if self.is_constant:
             return self.mean()
-        value = float(np.quantile(self.values, percentile / 100))
+        value = self._quantile(percentile)
         needed = max(self.dependence.needed_for(percentile) or 0, self._needed_for_long_requests)
         if needed:
             return BoundedEstimate.unsupported(value, needed)
         return self._estimate(value, *self._percentile_bounds(percentile, value))
+
+    def _quantile(self, percentile: float) -> float:
+        found = self._usual_percentiles.get(percentile)
+        return quantile(self.values, percentile) if found is None else found
+
+    @cached_property
+    def _usual_percentiles(self) -> dict[float, float]:
+        """The reported percentiles: one selection for all of them is faster."""
+        return dict(zip(PERCENTILES, quantiles(self.values, PERCENTILES), strict=True))
+
+    @cached_property
+    def _ordered(self) -> Array:
+        ordered: Array = np.sort(self.values)
+        return ordered
 
     @property
     def _needed_for_long_requests(self) -> int:
@@ -120,6 +135,7 @@ class QueueSeries:
     def _z(self, effective: float) -> float:
         return student_bound(effective, self.dependence.effective)
 
+    @cached_property
     def _time(self) -> float:
         """The inflated autocorrelation time.
 
@@ -131,13 +147,15 @@ class QueueSeries:
             return self.dependence.inflated(math.sqrt(own * both) if own > 1 else 1.0)
         time = self.dependence.inflated(own)
         queue_part = float(self.queue.var()) * self.dependence.inflated(self.dependence.state)
-        return max(time, (queue_part + self._rest_variance()) / max(float(self.values.var()), 1e-300))
+        return max(time, (queue_part + self._rest_variance) / max(float(self.values.var()), 1e-300))
 
+    @cached_property
     def _rest_variance(self) -> float:
         assert self.queue is not None
         rest = self.values - self.queue
         return float(rest.var()) * max(autocorrelation_time(rest) or 1.0, 0.0)
 
+    @cached_property
     def _mean_bounds(self) -> tuple[float, float, float]:
         """Lower and upper bound of the mean, and the factor between the upper bound and the mean, above the minimum.
 
@@ -146,7 +164,7 @@ class QueueSeries:
         base, mean = float(self.values.min()), float(self.values.mean())
         if mean <= base:
             return mean, mean, 1.0
-        effective = self.dependence.count / self._time()
+        effective = self.dependence.count / self._time
         z = self._z(effective)
         half = z * float(self.values.std()) / math.sqrt(effective)
         error = half / (mean - base)
@@ -155,14 +173,15 @@ class QueueSeries:
             unseen = UNSEEN_CLUSTER * self.busy_s / self.dependence.count
             return lo, max(base + (mean - base) * upper, mean + half + unseen), upper
         upper = min(upper, 1 + error)
-        lo = min(lo, mean - z * math.sqrt(self._rest_variance() / self.dependence.count))
+        lo = min(lo, mean - z * math.sqrt(self._rest_variance / self.dependence.count))
         return lo, max(base + (mean - base) * upper, mean + math.hypot(self._queue_shift(), half)), upper
 
     def _queue_shift(self) -> float:
         """Possible excess of the mean wait in the queue over the observed mean."""
         assert self.queue is not None
-        return float(self.queue.mean() - self.queue.min()) * self._queue_growth()
+        return float(self.queue.mean() - self.queue.min()) * self._queue_growth
 
+    @cached_property
     def _queue_growth(self) -> float:
         """Possible excess of the mean wait in the queue, as a fraction of the observed mean above the minimum."""
         assert self.queue is not None
@@ -177,8 +196,9 @@ class QueueSeries:
         """Possible excess of a high percentile, weighted by the fraction of the variance that the queue causes."""
         assert self.queue is not None
         above = float(np.quantile(self.queue, percentile / 100) - self.queue.min())
-        return (1 - self._hidden_share()) * TAIL_GROWTH * self._queue_growth() * above
+        return (1 - self._hidden_share) * TAIL_GROWTH * self._queue_growth * above
 
+    @cached_property
     def _hidden_share(self) -> float:
         """The fraction of the variance of an end-to-end latency that does not come from the queue."""
         assert self.queue is not None
@@ -186,8 +206,8 @@ class QueueSeries:
         return rest / max(rest + queue, 1e-300)
 
     def _percentile_bounds(self, percentile: float, value: float) -> tuple[float, float]:
-        count, ordered = self.dependence.count, np.sort(self.values)
-        effective = count / (self._median_time() if percentile == 50 else self._time())
+        count, ordered = self.dependence.count, self._ordered
+        effective = count / (self._median_time() if percentile == 50 else self._time)
         alpha = float(special.ndtr(-self._z(effective)))
         low, high = (
             _binomial_quantile(effective, percentile / 100, tail) / effective * count for tail in (alpha, 1 - alpha)
@@ -202,10 +222,10 @@ class QueueSeries:
         """The upper bound of a percentile from 50 on, if the queue was shorter than usual in this run by chance."""
         if self.queue is None:
             base = float(self.values.min())
-            _, _, upper = self._mean_bounds()
+            _, _, upper = self._mean_bounds
             return base + (value - base) * (1 + TAIL_GROWTH * (upper - 1))
         if percentile == 50:
-            return value + self._hidden_share() * self._queue_shift()
+            return value + self._hidden_share * self._queue_shift()
         return value + max(self._queue_shift(), self._tail_shift(percentile))
 
     def _median_time(self) -> float:
@@ -223,6 +243,7 @@ def longer_side(error: float) -> float:
     return min(1 + error + error**2 + error**3, 1 + 2 * error)
 
 
+@lru_cache(maxsize=4096)
 def _binomial_quantile(count: float, probability: float, tail: float) -> float:
     """The quantile at `tail` of a binomial distribution that is continued to a real `count`."""
     low, high = 0.0, count

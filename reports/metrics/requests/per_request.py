@@ -58,6 +58,11 @@ def _tpot_s(r: pd.DataFrame) -> "pd.Series[float]":
     return (r["t_last_ns"] - r["t_first_ns"]) / 1e9 / tokens.where(tokens > 0)
 
 
+def _decode_tps(r: pd.DataFrame) -> "pd.Series[float]":
+    tpot_s = _tpot_s(r)
+    return 1 / tpot_s.where(tpot_s > 0)
+
+
 def _e2e_s(r: pd.DataFrame) -> "pd.Series[float]":
     return _succeeded(r, (_end_ns(r) - r["t_sent_ns"]) / 1e9)
 
@@ -105,9 +110,7 @@ PER_REQUEST = (
     RequestMetric("e2e_s", "E2E", "s", LOWER, "t_last - t_sent; blocking: t_end - t_sent", _e2e_s),
     RequestMetric("e2e_co_s", "E2E from schedule", "s", LOWER, "t_last - t_intended", _e2e_co_s),
     RequestMetric("ntpot_s", "Normalized latency", "s", LOWER, "e2e_s / n_out", _ntpot_s),
-    RequestMetric(
-        "decode_tps", "Decode speed", "tokens/s", HIGHER, "1 / tpot_s", lambda r: 1 / _tpot_s(r).where(_tpot_s(r) > 0)
-    ),
+    RequestMetric("decode_tps", "Decode speed", "tokens/s", HIGHER, "1 / tpot_s", _decode_tps),
     RequestMetric(
         "schedule_lag_s",
         "Schedule lag",
