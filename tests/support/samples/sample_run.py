@@ -126,8 +126,8 @@ def _closed(load: SampleLoad, random: np.random.Generator) -> list[RequestRecord
 
 
 def _request(load: SampleLoad, random: np.random.Generator, number: int, due_s: float, queue_s: float) -> RequestRecord:
-    input_tokens = int(np.clip(random.lognormal(6.2, 0.9), 16, 6000))
-    output_tokens = int(np.clip(random.lognormal(4.2, 0.6), 4, 512))
+    input_tokens = int(min(max(random.lognormal(6.2, 0.9), 16), 6000))
+    output_tokens = int(min(max(random.lognormal(4.2, 0.6), 4), 512))
     dispatch = due_s + random.exponential(0.0003)
     sent = dispatch + random.exponential(0.0004)
     record = RequestRecord(
@@ -154,7 +154,7 @@ def _request(load: SampleLoad, random: np.random.Generator, number: int, due_s: 
     step = load.step_s * load.slowdown
     gaps = step * random.lognormal(0, 0.10, output_tokens - 1)
     gaps[random.uniform(size=output_tokens - 1) < 0.02] += step * 3.5
-    record.gap_ns = [_ns(gap) for gap in gaps]
+    record.gap_ns = np.rint(gaps * SECOND).astype(np.int64).tolist()
     record.http_status = 200
     record.t_headers_ns = _ns(sent + 0.003)
     record.t_first_ns = record.t_first_answer_ns = _ns(first)
