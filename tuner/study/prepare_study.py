@@ -10,6 +10,7 @@ from loadgen.config import parsing
 from loadgen.config.bench_config import BenchConfig
 from loadgen.config.objectives import objectives_of
 from loadgen.config.profiles import with_profile
+from loadgen.config.workload_settings import FILE_WORKLOADS, TRACE_WORKLOADS
 from loadgen.errors import UsageError
 from loadgen.workloads.workload_files import check_files
 from tuner.config import STUDY_NAME, TuneConfig, study_name
@@ -115,7 +116,8 @@ def checked_name(name: str) -> str:
 
 def load_of(config: TuneConfig) -> BenchConfig:
     """The load of a study. Without its own objectives, the study's limits judge its requests."""
-    values = {**DEFAULT_LOAD, **with_profile(config.load)}
+    own = with_profile(config.load)
+    values = {**_defaults_for(own.get("workload")), **own}
     file = values.pop("file", None)
     if file is not None:
         values = {**parsing.read_toml(Path(file)), **config.load}
@@ -128,6 +130,13 @@ def load_of(config: TuneConfig) -> BenchConfig:
         )
     api = server_of(config.server).api
     return parsing.load(BenchConfig, {"api": api, **values, "model_id": config.server.model_id})
+
+
+def _defaults_for(workload: object) -> dict[str, Any]:
+    """The default load without the lengths that a workload defines itself."""
+    defined = ["input_tokens"] * (workload in (*FILE_WORKLOADS, *TRACE_WORKLOADS))
+    defined += ["output_tokens"] * (workload in TRACE_WORKLOADS)
+    return {name: value for name, value in DEFAULT_LOAD.items() if name not in defined}
 
 
 def read_config(args: argparse.Namespace, space: Mapping[str, Any] | None = None) -> TuneConfig:
