@@ -67,7 +67,7 @@ def test_only_a_decoder_with_one_position_for_all_rows_runs_one_length_at_a_time
     shard = LocalShard.load(tiny_options(tmp_path, dtype=dtype))
     shard.close()
 
-    assert shard.engine.model.forward._equal_lengths is name.startswith("led")  # type: ignore[attr-defined]
+    assert shard.engine.model.forward.equal_lengths is name.startswith("led")  # type: ignore[attr-defined]
 
 
 async def test_prompt_details_are_the_start_token_alone(driver: ShardDriver) -> None:

@@ -45,7 +45,7 @@ class EncoderDecoderForward:
         self._model = model
         self._state = state
         self._device = device
-        self._equal_lengths = equal_lengths
+        self.equal_lengths = equal_lengths
         self._pad_id = model.config.pad_token_id or 0
         self._positions = _DecoderPositions(model.get_decoder())
         self._key_dims: list[tuple[int, int]] = []
@@ -73,7 +73,7 @@ class EncoderDecoderForward:
         """[rows, vocab_size], in the model's dtype; the rows are `inputs.sampled` in order."""
         ids = torch.as_tensor(inputs.input_ids, device=self._device)
         lengths = inputs.metadata.seqlen_k
-        if not self._equal_lengths or (lengths == lengths[0]).all():
+        if not self.equal_lengths or (lengths == lengths[0]).all():
             return self._run(inputs.sampled, ids, inputs.metadata)
         logits: dict[int, Tensor] = {}
         for length in np.unique(lengths):

@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import optuna
 import pytest
 
 from tests.support.servers.ports import free_port
 from tuner.study.optuna_study import LEASE, OptunaStudy
+from tuner.study.shared_storage.storage import open_storage
 from tuner.study.shared_storage.token import TOKEN_VARIABLE
 
 ROOT = Path(__file__).parents[4]
@@ -140,10 +142,9 @@ def test_servers_7_two_workers_on_one_proxy_share_a_study_and_the_trial_of_a_kil
         until(lambda: started[0].poll() is not None, "the leader ends")
         until(lambda: started[2].poll() is not None, "the second worker ends")
         monkeypatch.setenv(TOKEN_VARIABLE, token)
-        study = _stored(tmp_path / "reader", storage, leader)
-
-        trials = study._study.get_trials(deepcopy=False)
-        measured_by = study.measured_by()
+        name = _stored_name(leader)
+        trials = optuna.load_study(study_name=name, storage=open_storage(storage, tmp_path)).trials
+        measured_by = OptunaStudy(tmp_path, seed=0, storage=storage, name=name).measured_by()
 
     assert (started[0].returncode, started[2].returncode) == (0, 0), leader.output + second.output
     results = [json.loads(path.read_text()) for path in leader.folder.glob("studies/shared/trials/*/result.json")]
@@ -162,11 +163,10 @@ def test_servers_7_two_workers_on_one_proxy_share_a_study_and_the_trial_of_a_kil
     assert "trials by worker" in (leader.folder / "studies/shared/report.md").read_text()
 
 
-def _stored(folder: Path, storage: str, leader: Place) -> OptunaStudy:
-    """The Optuna study of the leader's folder, read from the storage."""
+def _stored_name(leader: Place) -> str:
+    """The name that the leader's study has in the storage."""
     identity = json.loads((leader.folder / "studies/shared/study.json").read_text())["identity"]
-    folder.mkdir()
-    return OptunaStudy(folder, seed=0, storage=storage, name=f"shared-{identity['ranges'][:8]}")
+    return f"shared-{identity['ranges'][:8]}"
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
