@@ -110,6 +110,7 @@ def test_an_invalid_run_exits_4_and_keeps_its_data(tmp_path, capsys):
     assert "invalid" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_server_command_is_started_measured_and_stopped(tmp_path, capsys):
     command = f"{sys.executable} -m tests.support.servers.serve_stream"
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from benchmarks.reports.drift import SlowingServer, drift_rows, render
 
@@ -23,6 +24,7 @@ def test_the_speed_falls_by_the_share_from_the_warm_up_to_the_end_of_the_window(
     assert slowdown.tolist() == [1.0, 1.0, 1 / 0.9, 1.25, 1.25]
 
 
+@pytest.mark.slow
 def test_trust_S1_a_loss_of_a_fifth_of_the_speed_is_reported():
     level, slower = drift_rows("closed loop", 1.5, 4, (0.0, 0.2))
 

@@ -88,6 +88,7 @@ def _turned(row: np.ndarray) -> list[float]:
     return [math.exp(-row[0]), math.exp(row[1]), math.exp(row[2])]
 
 
+@pytest.mark.slow
 def test_trust_C5_gate_few_false_alarms_in_slices_on_the_measured_mixture(measured: list[Pair]) -> None:
     found = outcomes(NoiseMixture.of(measured), INTERLEAVED, 0.0, 300, np.random.default_rng(5))
 

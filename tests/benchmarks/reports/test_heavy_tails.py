@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.reports.heavy_tails import MODELS, STATISTICS, planned_rows, render, stationary
 
 PAGE, RESULT = Path("docs/intervals.md"), Path("benchmarks/results/heavy_tails.json")
@@ -16,6 +18,7 @@ def test_trust_C1_the_tables_of_heavy_tails_are_those_of_the_stored_result():
         assert table in text
 
 
+@pytest.mark.slow
 def test_a_row_counts_the_printed_intervals_and_those_that_cover():
     model = MODELS[0]
     truths = stationary(model, 0.5)

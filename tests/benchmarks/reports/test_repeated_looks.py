@@ -47,6 +47,7 @@ def test_a_step_is_reported_by_a_check_after_one_of_the_commits():
     assert is_ever_reported(noise + 0.2 * (np.arange(24) >= 12))
 
 
+@pytest.mark.slow
 def test_runs_end_at_the_first_look_whose_interval_is_narrow_enough():
     cells = {(cell.statistic, cell.width): cell for cell in converged_cells(model_named("M/M/1"), 0.5, runs=3)}
 

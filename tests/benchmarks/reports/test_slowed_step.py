@@ -40,7 +40,7 @@ def test_a_factor_below_one_is_refused(capsys: pytest.CaptureFixture[str]):
     assert "`--factor` must be at least 1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 4])
 async def test_each_decode_step_takes_the_factor_at_any_concurrency(monkeypatch: pytest.MonkeyPatch, rows: int):
     factors: list[float] = []
 

@@ -6,6 +6,7 @@ from benchmarks.reports.steady_state import CHANGES, LOADS, SPEEDS, changed_row,
 from loadgen.selftest.queue_models import MODELS
 
 
+@pytest.mark.slow
 def test_trust_S1_stationary_queues_are_seldom_degraded():
     rows = [row for model in MODELS[:4] for row in stationary_rows(model, 0.7, 4.0, runs=15, seed=21)]
 

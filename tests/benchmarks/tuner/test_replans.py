@@ -1,6 +1,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.tuner.plans import PlanCase
 from benchmarks.tuner.replans import Replan, replanned, smallest_of, stored_plans, summary_of
 
@@ -30,6 +32,7 @@ def test_the_smallest_sufficient_fleet_is_the_planned_one_without_the_replicas_a
     assert smallest_of(case) == 2
 
 
+@pytest.mark.slow
 def test_trust_P1_a_plan_with_a_new_seed_names_a_sufficient_fleet():
     capacity, cases = stored_plans()
 

@@ -51,6 +51,7 @@ def test_simulation_V11_a_search_with_proposals_succeeds_within_10_launches(smal
     assert sum(each.good[10] for each in found) >= 2
 
 
+@pytest.mark.slow
 def test_simulation_V12_shuffled_predictions_are_refused(small_pool: MachinePool):
     found = search_with_proposals(small_pool.shuffled(0), 0.05, 0, 13)
 

@@ -51,6 +51,7 @@ def slices(tmp_path, monkeypatch):
     return double
 
 
+@pytest.mark.slow
 def test_trust_C5_gate_noise_prints_launch_drift_and_within_run(slices, tmp_path, capsys):
     assert cli.main(["noise", "command:serve", "--runs", "40", "--interleave", "4", "--out", "noise"]) == 0
 

@@ -97,6 +97,7 @@ def test_a_server_is_polled_by_the_first_of_its_routes_that_exists(kind, polled)
     assert asked == polled
 
 
+@pytest.mark.slow
 def test_metrics_10_a_run_ends_once_its_interval_is_narrow_enough(tmp_path):
     state = ServerState(script=lambda body: Script(first_s=0.005))
 

@@ -70,6 +70,7 @@ def test_trust_3a_a_reader_that_waits_50_ms_before_each_read_has_the_arrival_tim
     assert call.coalesced_events == 0
 
 
+@pytest.mark.slow
 def test_trust_3a_a_busy_hub_has_the_arrival_times():
     """gevent's loop is blocked for 50 ms again and again while a server of known times sends."""
     with timing_server(0.05, 0.06) as url:

@@ -88,6 +88,7 @@ def test_a_certificate_of_another_host_is_a_connect_error(port):
     assert (call.status, call.error_type) == (Status.CONNECT_ERROR, "connect/SSLCertVerificationError")
 
 
+@pytest.mark.slow
 def test_tls_is_read_on_the_loop_of_gevent(port):
     words = [sys.executable, "-m", "tests.support.clients.gevent_reader", f"https://localhost:{port}"]
     done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=60)

@@ -63,6 +63,7 @@ def test_trust_C1_means_and_percentiles_of_a_calm_queue_are_covered():
             assert cell.coverage >= 0.9, (latency, statistic)
 
 
+@pytest.mark.slow
 def test_trust_C2_a_calm_queue_prints_its_mean_and_median():
     found = cells("M/G/16", 0.5, 1_000, runs=60)
 
@@ -78,6 +79,7 @@ def test_trust_C3_a_busy_queue_in_a_short_run_prints_nothing_and_names_the_reque
     assert found["ttft", "mean"].median_needed > 1_000
 
 
+@pytest.mark.slow
 def test_trust_W3_tail_percentiles_of_a_16_slot_queue_are_covered_or_withheld():
     for load in (0.7, 0.85):
         found = cells("M/G/16", load, 1_000, runs=60)

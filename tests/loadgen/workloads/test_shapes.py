@@ -39,6 +39,7 @@ def test_a_load_has_the_users_of_its_settings(load, shape, users, is_open_loop):
     assert (config.shape, config.users, config.is_open_loop) == (shape, users, is_open_loop)
 
 
+@pytest.mark.slow
 def test_metrics_8_stages_of_concurrency_follow_their_line(tmp_path):
     state = ServerState(script=lambda body: Script(first_s=0.02, gap_s=0.005))
     load = {"mode": "stages", "stages_of": "concurrency", "stages": "1s:4,500ms:4,500ms:0"}

@@ -69,7 +69,7 @@ print(server.recv_from_client()[1].data["secret"], b"the-api-key" in b"".join(ca
     [
         pytest.param(WRONG_KEY, "worker False", id="wrong-key"),
         pytest.param(GARBAGE, "{'type': 'hello', 'good': True}", id="garbage", marks=pytest.mark.slow),
-        pytest.param(CAPTURED, "the-api-key False", id="encrypted"),
+        pytest.param(CAPTURED, "the-api-key False", id="encrypted", marks=pytest.mark.slow),
     ],
 )
 def test_hardening_S3_only_messages_of_workers_with_the_key_arrive(script: str, printed: str):
