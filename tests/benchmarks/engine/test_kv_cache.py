@@ -1,8 +1,11 @@
 """The comparison of K/V caches: what it measures of a small model, and its table."""
 
+import pytest
+
 from benchmarks.engine.kv_cache import CachePlan, CacheResult, DecodeSpeed, measure, table
 
 
+@pytest.mark.slow
 def test_three_caches_of_a_model_are_measured_in_turns() -> None:
     plan = CachePlan(rows=(2,), contexts=(40,), rounds=2, steps=2, text_tokens=512)
 

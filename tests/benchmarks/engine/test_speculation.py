@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from threading import Event
 
+import pytest
+
 from benchmarks.engine.in_process import machine
 from benchmarks.engine.speculation import (
     FEWEST_ROUNDS,
@@ -114,6 +116,7 @@ async def test_an_interrupted_run_returns_the_cells_measured_so_far() -> None:
     assert "preset:tiny-llama (drafts from n-grams)" in table(found)
 
 
+@pytest.mark.slow
 async def test_one_engine_decodes_with_and_without_drafts_in_turn() -> None:
     model = "preset:tiny-llama-medusa"
     arms = arms_of(model, speculate=[2, 5], fixed=[4])

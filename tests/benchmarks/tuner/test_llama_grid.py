@@ -85,6 +85,7 @@ def command(folder, monkeypatch, *words):
     return llama_grid.main()
 
 
+@pytest.mark.slow
 def test_servers_2_a_grid_is_measured_in_parts(small, tmp_path, monkeypatch, capsys):
     assert command(tmp_path, monkeypatch, "--minutes", "0") == 0
 
