@@ -66,6 +66,7 @@ def test_importing_loads_only_the_modules_that_the_architecture_allows(steps):
     assert [names & absent for names, (_, absent) in zip(loaded, steps, strict=True)] == [set()] * len(steps)
 
 
+@pytest.mark.slow
 def test_the_worker_alone_loads_locust():
     [loaded] = loaded_by(("loadgen.generator.worker",))
 

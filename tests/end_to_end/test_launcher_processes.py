@@ -177,6 +177,7 @@ def test_a_killed_shard_ends_everything_and_is_named(launch: Launch) -> None:
     assert "Error: ShardFailed: shard 1 was killed by signal 9 (SIGKILL)" in output
 
 
+@pytest.mark.slow
 def test_a_shard_that_cannot_start_stops_the_others(launch: Launch) -> None:
     launched = launch("--num-shard", "2", STUB_SHARD="early=3,slow", STUB_EXIT_RANK="1")
 

@@ -43,6 +43,7 @@ def test_an_identical_system_prompt_is_computed_once(server, system_prompt):
     assert metric(server, "tgi_prompt_tokens") - prompts - sum(cached) < usages[0]["prompt_tokens"] + 3 * 64
 
 
+@pytest.mark.slow
 def test_details_and_streams_count_the_cached_tokens(server, system_prompt):
     body = {"inputs": system_prompt + "And then", "parameters": {"max_new_tokens": 3, "details": True}}
     first = server.post("/generate", body)

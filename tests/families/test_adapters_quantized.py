@@ -42,12 +42,12 @@ def dequantized(directory: Path, name: str, method: str) -> PreTrainedModel:
     ("name", "method", "on_the_fly"),
     [
         ("llama", "gptq-act-order", False),
-        ("llama", "awq", False),
+        pytest.param("llama", "awq", False, marks=pytest.mark.slow),
         ("llama", "ct-int8", False),
         ("gpt2", "gptq", False),
         ("phi3", "awq", False),
         ("llama", "eetq", True),
-        ("llama", "int4", True),
+        pytest.param("llama", "int4", True, marks=pytest.mark.slow),
     ],
 )
 async def test_each_row_has_its_adapter_over(name: str, method: str, on_the_fly: bool, tmp_path: Path) -> None:

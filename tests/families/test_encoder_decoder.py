@@ -40,7 +40,9 @@ async def driver(t5: LocalShard) -> ShardDriver:
     return ShardDriver(t5)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
+# `test_lower_tiers.py` has one of them in the short suite.
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
 async def test_five_random_models_at_other_decoder_lengths(tmp_path: Path, seed: int) -> None:
     model = save_model(tmp_path, ENCODER_DECODER["t5"], seed=seed)
     shard = LocalShard.load(tiny_options(tmp_path))
@@ -54,9 +56,9 @@ async def test_five_random_models_at_other_decoder_lengths(tmp_path: Path, seed:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *(("t5", "bfloat16"), ("bart", "bfloat16"), ("led, by no record", "float32")),
+        *(("t5", "bfloat16"), ("led, by no record", "float32")),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in (("t5", "float32"), ("bart", "float32"))),
-        pytest.param("led, by no record", "bfloat16", marks=pytest.mark.slow),
+        *(pytest.param(name, "bfloat16", marks=pytest.mark.slow) for name in ("bart", "led, by no record")),
     ],
 )
 def test_only_a_decoder_with_one_position_for_all_rows_runs_one_length_at_a_time(

@@ -54,10 +54,13 @@ UNFUSED = "-modules"
 CASES = [*CONFIGS, *(f"{name}{UNFUSED}" for name in ("llama", "mistral-window", "qwen2-window-above"))]
 
 
-# A second layout of a family whose first one is in the short suite; `test_sharded.py` and `test_fuse.py` have most.
+# A second layout of a family whose first one is in the short suite; `test_sharded.py` and `test_fuse.py` have most,
+# `test_rotary.py` the positions that depend on the length.
 SECOND_LAYOUTS = (
     *("llama-linear-rope", "llama-yarn-rope", "qwen2-sharded", "gpt-neox-serial", "gpt2-scaled-by-layer"),
     *("mpt-6-heads", "falcon-serial", "stablelm-parallel", "qwen2-moe-window", "phimoe-window"),
+    *("bloom-6-heads", "llama-tied-llama3-rope", "llama-dynamic-rope", "phi3-longrope"),
+    *(f"{name}{UNFUSED}" for name in ("mistral-window", "qwen2-window-above")),
 )
 
 
@@ -122,7 +125,7 @@ def test_only_the_ids_of_transformers_generation_are_confirmed(name: str, saved_
     assert confirmed(model, prompt, NEW_TOKENS, expected[:3]) == expected
 
 
-@pytest.mark.parametrize("name", ["qwen2-moe-window", "phimoe-window"])
+@pytest.mark.parametrize("name", ["phimoe-window", pytest.param("qwen2-moe-window", marks=pytest.mark.slow)])
 async def test_hardening_R5_a_window_that_only_the_mask_carries_is_kept(name: str, saved_models: SavedModels) -> None:
     saved = saved_models[name]
     shard = LocalShard.load(tiny_options(saved.directory, fuse=True))
@@ -188,7 +191,7 @@ async def test_requests_join_and_leave_midway(loaded: Loaded) -> None:
 
 IN_BFLOAT16 = [name for name in CONFIGS if name.count("-") == 0 or name in ("gpt-neox", "gpt-bigcode")]
 # One of each: fused rotary, softcap, learned positions, ALiBi, experts.
-SHORT_IN_BFLOAT16 = ("llama", "gemma2", "gpt2", "bloom", "mixtral", "phimoe")
+SHORT_IN_BFLOAT16 = ("llama", "gemma2", "gpt2", "bloom", "phimoe")
 
 
 @pytest.mark.parametrize("name", one_group_each(IN_BFLOAT16, slow=set(IN_BFLOAT16) - set(SHORT_IN_BFLOAT16)))

@@ -110,7 +110,7 @@ async def test_drafts_over_an_eight_bit_cache_change_no_token(loaded: Loaded) ->
     assert sum(outcome.num_generations for outcome in outcomes) < 3 * NEW_TOKENS
 
 
-@pytest.mark.parametrize("cache", [E4M3, E5M2])
+@pytest.mark.parametrize("cache", [E4M3, pytest.param(E5M2, marks=pytest.mark.slow)])
 async def test_quantized_weights_over_an_eight_bit_cache(tmp_path: Path, cache: CacheType) -> None:
     directory, dequantized = save_quantized(tmp_path, "llama", "ct-int8", hidden_size=64, intermediate_size=128)
     with float_products():

@@ -38,6 +38,8 @@ PROMPTS: tuple[Parts, ...] = (
 )
 CHUNK_BUDGET = 32
 UNFUSED = "-modules"
+# Variants of a family that the short suite has.
+VARIANTS = ("smolvlm", "qwen2.5-vl", "paligemma2", f"llava-next{UNFUSED}")
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Loaded:
     expected: list[list[int]]
 
 
-@pytest.fixture(scope="module", params=one_group_each([*VISION_MODELS, f"llava-next{UNFUSED}"]))
+@pytest.fixture(scope="module", params=one_group_each([*VISION_MODELS, f"llava-next{UNFUSED}"], slow=VARIANTS))
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     name = request.param
     saved = save_vision_model(tmp_path_factory.mktemp(name), name.removesuffix(UNFUSED))

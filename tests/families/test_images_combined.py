@@ -20,8 +20,8 @@ from tests.support.models.tiny_models import one_group_each
 from tests.support.models.tiny_shards import tiny_options, warm_up
 from tests.support.models.tiny_vision import VISION_MODELS, SavedVisionModel, save_vision_model
 
-# Fused, unfused with positions on a grid, whole prompts.
-SHORT = ("llava-next", "qwen2-vl", "paligemma")
+# Fused, and unfused with positions on a grid.
+SHORT = ("llava-next", "qwen2-vl")
 FAMILIES = one_group_each(VISION_MODELS, slow=set(VISION_MODELS).difference(SHORT))
 
 

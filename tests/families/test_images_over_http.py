@@ -89,7 +89,7 @@ async def generate(client: httpx.AsyncClient, parts: tuple[str | bytes, ...]) ->
     return answer.json()["details"]
 
 
-@pytest.mark.parametrize(("version", "prefill_tokens"), [("v3", 32), ("v2", 400)])
+@pytest.mark.parametrize(("version", "prefill_tokens"), [("v3", 32), pytest.param("v2", 400, marks=pytest.mark.slow)])
 async def test_images_over_http_equal_generate_alone(
     saved: SavedVisionModel, version: str, prefill_tokens: int
 ) -> None:

@@ -27,7 +27,8 @@ PREFILL_TOKENS, CHUNK_TOKENS = 100, 16
 MAX_INPUT_TOKENS, MAX_TOTAL_TOKENS = 40, 60
 
 CASES = [
-    *(("gpt-neo", "v2"), ("t5", "v3"), ("mamba", "v2"), ("llama", "v3"), ("mistral-window", "v3"), ("gpt2", "v2")),
+    *(("gpt-neo", "v2"), ("t5", "v3"), ("mamba", "v2"), ("llama", "v3")),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("mistral-window", "v3"), ("gpt2", "v2"))),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (("gpt-neo", "v3"), ("t5", "v2"), ("mamba", "v3"))),
     *(pytest.param(name, "v3", marks=pytest.mark.slow) for name in ("qwen2", "gpt-neox", "bloom")),
 ]

@@ -96,11 +96,11 @@ def test_four_and_eight_bits_use_the_fastest_product_of_the_processor(tmp_path: 
         assert load(directory, dtype="float32").kernels == ["dequantize"]
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("bloom", "opt", "gemma2", "qwen3")]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("phi3", "bloom", "opt", "gemma2", "qwen3")]
 
 
-# Short: fused layers, transposed weights, packed projections, experts, FalconLinear.
-@pytest.mark.parametrize("name", ["llama", "gpt2", "phi3", "mixtral", "falcon", *SLOW])
+# Short: fused layers, transposed weights, experts, FalconLinear. `test_sharded.py` has packed projections.
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "falcon", *SLOW])
 async def test_a_family_generates_the_same_from_gptq_as_from_the_dequantized_weights(tmp_path: Path, name: str) -> None:
     changes = {"n_embd": 64} if name == "gpt2" else {} if name == "falcon" else {"hidden_size": 64}
     directory, dequantized = save_quantized(tmp_path / "quantized", name, "gptq", **changes)
@@ -228,10 +228,10 @@ def test_fp8_quantizes_only_the_inner_mlps_of_a_plain_model() -> None:
     [
         ("gpt2", "eetq"),
         ("gpt2", "bitsandbytes-nf4"),
-        ("gpt2", "int4"),
+        pytest.param("gpt2", "int4", marks=pytest.mark.slow),
         ("llama", "fp8"),
         ("llama", "bitsandbytes"),
-        ("llama", "bitsandbytes-fp4"),
+        pytest.param("llama", "bitsandbytes-fp4", marks=pytest.mark.slow),
     ],
 )
 def test_each_rank_quantizes_its_own_part(tmp_path: Path, method: str, name: str) -> None:

@@ -162,7 +162,7 @@ def test_reading_tokenizer_json_imports_neither_torch_nor_transformers(directory
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
-@pytest.mark.parametrize("call", ["encode", "encode_with_offsets"])
+@pytest.mark.parametrize("call", [pytest.param("encode", marks=pytest.mark.slow), "encode_with_offsets"])
 def test_hardening_R6_other_threads_run_while_a_long_text_is_encoded(tokenizer, call):
     text = "The quick brown fox jumps over 13 lazy dogs. " * 20_000
     ticks, is_over = [], threading.Event()

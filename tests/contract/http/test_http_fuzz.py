@@ -19,8 +19,8 @@ from tests.contract.http.test_http_openapi import PLATFORMS, mismatches, schema_
 from tests.support.servers.serving import events_of, serve_on_socket
 
 DOCUMENT = openapi_document("0.0.0", PLATFORMS)
-# The bodies of other operations in another frame: tested in the long suite.
-ALIASES = ("/predict", "/vertex")
+# The bodies of other operations in another frame or at another path: tested in the long suite.
+ALIASES = ("/", "/invocations", "/predict", "/vertex")
 OPERATIONS = [
     (path, method)
     for path, methods in sorted(DOCUMENT["paths"].items())

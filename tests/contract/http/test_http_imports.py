@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SERVE = """
 import asyncio, sys
 from tests.support.servers.serving import serve
@@ -24,6 +26,7 @@ print(*sorted({"torch", "transformers", "huggingface_hub", "pandas", "locust", "
 """
 
 
+@pytest.mark.slow
 def test_serving_from_a_preset_loads_neither_torch_nor_transformers():
     root = Path(__file__).parents[3]
     loaded = subprocess.run(

@@ -46,7 +46,9 @@ async def measured(directory: Path, run_ahead: RunAhead) -> StepCost:
         shard.close()
 
 
-@pytest.mark.parametrize("run_ahead", [RunAhead.AFTER_REPLY, RunAhead.BEFORE_READ])
+@pytest.mark.parametrize(
+    "run_ahead", [RunAhead.AFTER_REPLY, pytest.param(RunAhead.BEFORE_READ, marks=pytest.mark.slow)]
+)
 async def test_the_measured_cost_of_a_look_and_of_a_step_is_the_time_in_a_server(
     tmp_path: Path, run_ahead: RunAhead
 ) -> None:

@@ -73,10 +73,16 @@ def num_accepted(outcomes: list[Outcome]) -> int:
     return sum(len(outcome.ids) - outcome.num_generations for outcome in outcomes)
 
 
+SHORT = (
+    *(("greedy", RunAhead.OFF), ("greedy", RunAhead.BEFORE_READ)),
+    ("sampled with penalties", RunAhead.BEFORE_READ),
+)
+
+
 @pytest.mark.parametrize(
     ("name", "run_ahead"),
     [
-        pytest.param(*each, marks=() if each[0] == "greedy" or each[1] is RunAhead.BEFORE_READ else pytest.mark.slow)
+        pytest.param(*each, marks=() if each in SHORT else pytest.mark.slow)
         for each in itertools.product(PARAMETERS, RunAhead)
     ],
 )
@@ -176,7 +182,7 @@ async def test_random_calls_give_each_request_its_output_without_heads(heads: Pa
     shard.engine.stepper.run_ahead = run_ahead
     await warm_up_in_chunks(shard)
     calls = RandomCalls(shard, 3)
-    await calls.make(150)
+    await calls.make(100)
     shard.engine.stepper.drafter = None
     await warm_up_in_chunks(shard)
     alone = ShardDriver(shard, num_blocks=200)
@@ -192,7 +198,7 @@ async def test_random_calls_give_each_request_its_output_without_heads(heads: Pa
         assert_same(outcome, expected)
     shard.close()
 
-    assert num_ended > 20
+    assert num_ended > 10
 
 
 async def test_the_warm_up_measures_the_time_of_the_heads(heads: Path) -> None:

@@ -98,7 +98,7 @@ async def warm_up_in_chunks(shard: Shard) -> None:
 
 @pytest.mark.parametrize(
     ("seed", "num_calls"),
-    [(0, 160), *(pytest.param(seed, NUM_CALLS, marks=pytest.mark.slow) for seed in range(1, 5))],
+    [(0, 100), *(pytest.param(seed, NUM_CALLS, marks=pytest.mark.slow) for seed in range(1, 5))],
 )
 async def test_random_calls_give_the_same_with_and_without(
     plain: LocalShard, directory: Path, seed: int, num_calls: int

@@ -76,7 +76,7 @@ def assert_same(got: Outcome, expected: Outcome) -> None:
 
 @pytest.mark.parametrize(
     ("seed", "num_calls"),
-    [(0, 160), *(pytest.param(seed, 500, marks=pytest.mark.slow) for seed in range(1, 13))],
+    [(0, 100), *(pytest.param(seed, 500, marks=pytest.mark.slow) for seed in range(1, 13))],
 )
 async def test_random_calls_give_each_request_its_output_without_drafts(
     plain: LocalShard, drafting: LocalShard, seed: int, num_calls: int
@@ -115,6 +115,8 @@ PARAMETERS = {
     "sampled with penalties": replace(SEEDED, repetition_penalty=1.1, typical_p=0.8),
     "watermark": ChooserParameters(do_sample=True, watermark=True, seed=5),
 }
+# "sampled with penalties" has their parts, and the random calls have greedy requests.
+LONG = ("greedy", "sampled", "penalties")
 
 
 def fields(top_n: int) -> dict[str, object]:
@@ -124,7 +126,7 @@ def fields(top_n: int) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(each, marks=pytest.mark.slow if each in ("greedy", "penalties") else ()) for each in PARAMETERS],
+    [pytest.param(each, marks=pytest.mark.slow if each in LONG else ()) for each in PARAMETERS],
 )
 async def test_model_server_M30_drafts_change_no_token(plain: LocalShard, drafting: LocalShard, name: str) -> None:
     stopping = StoppingParameters(24, ("w7",), ignore_eos_token=True, min_new_tokens=6)
@@ -150,7 +152,10 @@ async def test_model_server_M30_drafts_change_no_token(plain: LocalShard, drafti
     assert sum(len(outcome.ids) - outcome.num_generations for outcome in outcomes) > 5
 
 
-@pytest.mark.parametrize("rule", NgramRule)
+# `test_ngram.py` compares the drafts of the other rule with those of TGI.
+@pytest.mark.parametrize(
+    "rule", [pytest.param(rule, marks=pytest.mark.slow if rule is NgramRule.TGI else ()) for rule in NgramRule]
+)
 async def test_model_server_M30_ngram_drafts_are_accepted_on_repetitive_text(rule: NgramRule) -> None:
     prompt = "One two three four, one two three four, one two three four, one two"
     options = EngineOptions("preset:tiny-llama", cpu_memory_gib=0.1, compute_threads=1)
@@ -178,7 +183,7 @@ async def test_model_server_M30_ngram_drafts_are_accepted_on_repetitive_text(rul
 GRAMMARS = {"regex": (r"(ab|ba){3,20}!", GrammarType.REGEX), "words": (r"[a-z ]{20,40}\.", GrammarType.REGEX)}
 
 
-@pytest.mark.parametrize("name", GRAMMARS)
+@pytest.mark.parametrize("name", ["regex", pytest.param("words", marks=pytest.mark.slow)])
 async def test_model_server_D23_drafts_follow_the_grammar(name: str) -> None:
     text, kind = GRAMMARS[name]
     parameters = ChooserParameters(do_sample=True, seed=4, grammar=text, grammar_type=kind)

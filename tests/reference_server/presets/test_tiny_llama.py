@@ -62,7 +62,14 @@ def test_testing_api_goes_on_in_ascii_words(model):
 
 
 @pytest.mark.parametrize(
-    "text", ["What is an API?", "What is Deep Learning?", "Tell me a story.", "How do I test a server?", "Hello!"]
+    "text",
+    [
+        *("What is an API?", "Hello!"),
+        *(
+            pytest.param(text, marks=pytest.mark.slow)
+            for text in ("What is Deep Learning?", "Tell me a story.", "How do I test a server?")
+        ),
+    ],
 )
 def test_an_answer_in_the_chat_format_ends_within_200_tokens(model, text):
     ids = greedy(model, question(text), 200)

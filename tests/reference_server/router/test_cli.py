@@ -75,6 +75,7 @@ async def test_open_streams_finish_after_a_stop_signal(tmp_path: Path):
     assert '"finish_reason":"length"' not in first
 
 
+@pytest.mark.slow
 async def test_a_chat_over_the_wire(tmp_path: Path):
     url, port = f"unix://{tmp_path}/shard-0", free_port()
     flags = ("--master-shard-uds-path", f"{tmp_path}/shard-0", "--port", str(port), "--json-output")
@@ -91,7 +92,7 @@ async def test_a_chat_over_the_wire(tmp_path: Path):
 @pytest.mark.parametrize(
     ("flags", "code", "text"),
     [
-        (["--no-such-flag"], 2, "unexpected argument '--no-such-flag'"),
+        pytest.param(["--no-such-flag"], 2, "unexpected argument '--no-such-flag'", marks=pytest.mark.slow),
         pytest.param(
             ["--check-invariants"],
             1,

@@ -34,13 +34,13 @@ def encodable(value: Any) -> bool:
 
 
 @given(JSON_VALUES.filter(encodable))
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_json_decodes_to_the_value_that_was_encoded(value: Any):
     assert decode_json(json.dumps(value).encode()) == value
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_any_bytes_are_a_value_or_malformed(body: bytes):
     with contextlib.suppress(MalformedJsonError):
         decode_json(body)

@@ -58,7 +58,7 @@ async def outcome(grammars: GrammarCompiler, grammar: RequestGrammar) -> str:
         return f"{error.error_type}: {error}"
 
 
-@pytest.mark.parametrize("accepts_schemas", [True, False])
+@pytest.mark.parametrize("accepts_schemas", [True, pytest.param(False, marks=pytest.mark.slow)])
 async def test_reliability_Q11_hostile_grammars_are_answered_one_by_one(accepts_schemas: bool):
     hostile = [
         optional_properties(5000),

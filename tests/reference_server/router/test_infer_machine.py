@@ -157,8 +157,8 @@ class LongInferMachine(InferMachine):
     """The same, more often."""
 
 
-# 60 examples of up to 50 steps in CI, some 2,700 in all; 400 in the long run.
-InferMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, derandomize=True)
+# 40 examples of up to 50 steps in CI, some 1,800 in all; 400 in the long run.
+InferMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50, derandomize=True)
 LongInferMachine.TestCase.settings = settings(InferMachine.TestCase.settings, max_examples=400)
 test_no_interleaving_loses_a_permit_a_block_or_a_token = InferMachine.TestCase
 test_no_interleaving_loses_one_at_length = pytest.mark.slow(LongInferMachine.TestCase)

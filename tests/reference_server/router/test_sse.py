@@ -78,7 +78,7 @@ def test_an_event_is_one_line():
 
 
 @given(st.floats(width=32))
-@settings(max_examples=500)
+@settings(max_examples=200)
 def test_single_precision_reads_back(value: float):
     text = orjson.dumps(numpy.float32(value), option=JSON_OPTIONS)
 

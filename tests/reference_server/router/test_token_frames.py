@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_server.messages import Generation, Tokens
@@ -31,6 +31,7 @@ def arrivals(tokens: list[tuple[int, str, float, bool]]) -> list[TokenArrived]:
     return [TokenArrived(GeneratedToken(*token), ()) for token in tokens]
 
 
+@settings(max_examples=40)
 @given(TOKENS)
 def test_chunks_of_completions_are_the_same_for_a_step_and_for_each_token(tokens):
     bodies = CompletionBodies(INFO, 1.0)
@@ -38,6 +39,7 @@ def test_chunks_of_completions_are_the_same_for_a_step_and_for_each_token(tokens
     assert bodies.render_texts(step_of(tokens)) == b"".join(bodies.render_token(0, each) for each in arrivals(tokens))
 
 
+@settings(max_examples=40)
 @given(TOKENS)
 def test_chunks_of_a_chat_are_the_same_for_a_step_and_for_each_token(tokens):
     request = ChatRequest.model_validate({"model": 'a "model"', "messages": [{"role": "user", "content": "x"}]})
@@ -46,6 +48,7 @@ def test_chunks_of_a_chat_are_the_same_for_a_step_and_for_each_token(tokens):
     assert bodies.render_texts(step_of(tokens)) == b"".join(bodies.render_token(0, each) for each in arrivals(tokens))
 
 
+@settings(max_examples=40)
 @given(TOKENS)
 async def test_native_events_are_the_same_for_a_step_and_for_each_token(tokens):
     sent: list[bytes] = []

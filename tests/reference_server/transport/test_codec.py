@@ -32,8 +32,8 @@ from tests.reference_server.transport.wire_values import BLOCK_SIZE
 
 V2, V3 = load_schema("v2"), load_schema("v3")
 SCHEMAS = pytest.mark.parametrize("schema", [V2, V3], ids=["v2", "v3"])
-# 40 cases each in CI; `--hypothesis-profile` with more examples is the long mode.
-cases = settings(max_examples=40)
+# 20 cases each in CI; `--hypothesis-profile` with more examples is the long mode.
+cases = settings(max_examples=20)
 
 
 def sent(message):

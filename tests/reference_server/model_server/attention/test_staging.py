@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ ARRAYS = st.tuples(
 ).map(lambda parts: [parts[0], *parts[1]])
 
 
+@settings(max_examples=40)
 @given(ARRAYS)
 def test_staged_arrays_are_unchanged(arrays: list[NDArray[Any]]) -> None:
     staged = stage(arrays, CPU)
@@ -41,6 +42,7 @@ def test_staged_arrays_are_unchanged(arrays: list[NDArray[Any]]) -> None:
     assert len({tensor.untyped_storage()._cdata for tensor in staged}) == 1
 
 
+@settings(max_examples=40)
 @given(ARRAYS)
 def test_staged_arrays_are_aligned_and_do_not_overlap(arrays: list[NDArray[Any]]) -> None:
     offsets = layout(arrays)

@@ -37,7 +37,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("llama"), "llama")
 
 
-@pytest.fixture(scope="module", params=["call by call", "ahead, read first", "ahead, launch first"])
+# `test_run_ahead.py` compares the order of a device with no run-ahead in the short suite.
+@pytest.fixture(
+    scope="module",
+    params=["call by call", "ahead, read first", pytest.param("ahead, launch first", marks=pytest.mark.slow)],
+)
 def shard(directory: Path, request: pytest.FixtureRequest) -> Iterator[LocalShard]:
     """Every example holds with run-ahead and without, in the order of a CPU and in that of a device."""
     for shard in loaded(directory, run_ahead=request.param != "call by call"):

@@ -100,7 +100,7 @@ def test_special_tokens_are_part_of_the_stream():
 ids_lists = st.lists(st.integers(0, 2099) | st.integers(8, 263), max_size=24)
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(prompt=ids_lists, ids=ids_lists)
 def test_pieces_are_those_of_the_definition_with_and_without_the_fast_path(prompt, ids):
     expected = reference_stream(BYTEWISE, prompt, ids)
@@ -109,7 +109,7 @@ def test_pieces_are_those_of_the_definition_with_and_without_the_fast_path(promp
     assert stream(Plain(BYTEWISE), prompt, ids) == expected
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(prompt=ids_lists, ids=st.lists(st.integers(8, 2047), max_size=24))
 def test_pieces_join_to_the_final_text_up_to_an_unfinished_character(prompt, ids):
     prompt = [*prompt, *BYTEWISE.encode(".", False)]

@@ -126,7 +126,7 @@ def test_edges_of_the_filters(parameters, kept):
     assert scores_of(ChooserParameters(**parameters), logits, [0]).isfinite().nonzero()[:, 1].tolist() == kept
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     levels=st.lists(st.integers(-3, 3), min_size=1, max_size=12),
     top_p=st.floats(0.01, 0.99) | st.sampled_from([0.25, 0.5, 0.75]),

@@ -228,7 +228,7 @@ sequences = st.tuples(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     batch=st.lists(sequences, min_size=2, max_size=6),
     seed=st.integers(0, 1000),
@@ -248,7 +248,7 @@ def test_a_rows_token_logprob_and_top_tokens_never_depend_on_other_rows(batch, s
 any_float = st.floats(width=32)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     chooser=st.builds(
         ChooserParameters,

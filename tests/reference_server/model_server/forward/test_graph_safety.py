@@ -36,6 +36,8 @@ OF_LENGTHS = {"llama-dynamic-rope"}
 # Transformers' own experts read on the host which of them are used. Capture fails, and every step is computed.
 WAITING = {"dbrx"}
 SAFE = [name for name in CONFIGS if name not in OF_LENGTHS | WAITING]
+# Experts as Mixtral's, latent attention as DeepSeek V3's.
+LONG = ("qwen2-moe", "qwen3-moe", "phimoe", "deepseek-v2")
 
 
 class OneKernel(TableDecode):
@@ -95,7 +97,9 @@ def two_steps(directory: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[StepRec
         return first, recorded(step, static, [31, 15, 40, 0], first_block=7)
 
 
-@pytest.mark.parametrize("family", SAFE)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in SAFE]
+)
 def test_a_captured_step_waits_for_nothing_and_is_the_same_every_time(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,8 +21,8 @@ from tests.support.models.devices.table_attention import TABLES
 
 META = torch.device("meta")
 BLOCKS, BLOCK_SIZE = 8, 16
-# Their layers are those of smaller presets.
-SLOW = ("llama-3.1-8b", "qwen2.5-7b", "llama-3.2-1b")
+# Their layers are those of smaller presets, and BLOOM's those of `test_families.py`.
+SLOW = ("bloom-560m", "llama-3.1-8b", "qwen2.5-7b", "llama-3.2-1b")
 # Bytes of K/V a token, as the presets' shapes say.
 BYTES_PER_TOKEN = {
     "tiny-llama": 2 * 4 * 2 * 32 * 2,

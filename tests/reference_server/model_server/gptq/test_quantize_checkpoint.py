@@ -160,17 +160,10 @@ SETTINGS = {
 }
 
 
-# test_round_weight.py compares all settings with rounding to nearest on one weight.
-SHORT_SETTINGS = ("default", "static groups")
-
-
-@pytest.mark.parametrize(
-    ("settings", "limit"),
-    [
-        pytest.param(*case, id=name, marks=() if name in SHORT_SETTINGS else pytest.mark.slow)
-        for name, case in SETTINGS.items()
-    ],
-)
+# In the short suite, test_round_weight.py compares all settings with rounding to nearest on one weight, and
+# test_quantize_command.py a quantized preset with the plain one.
+@pytest.mark.slow
+@pytest.mark.parametrize(("settings", "limit"), SETTINGS.values(), ids=SETTINGS)
 def test_model_server_M27_gptq_changes_a_trained_model_less_than_rounding_to_nearest(
     tmp_path: Path, trained: Path, settings: GPTQSettings, limit: float
 ) -> None:
@@ -183,10 +176,11 @@ def test_model_server_M27_gptq_changes_a_trained_model_less_than_rounding_to_nea
     assert 0 < ours < limit * rounded
 
 
-def test_the_result_depends_only_on_the_seed(tmp_path: Path, trained: Path) -> None:
+def test_the_result_depends_only_on_the_seed(tmp_path: Path) -> None:
+    source = save_tiny_model(tmp_path / "plain", "llama", hidden_size=64, intermediate_size=128)
     settings = GPTQSettings(group_size=32)
     first, again, other = (
-        load_file(quantize(trained, tmp_path / name, settings, replace(CALIBRATION, seed=seed)) / "model.safetensors")
+        load_file(quantize(source, tmp_path / name, settings, replace(RANDOM_TEXT, seed=seed)) / "model.safetensors")
         for name, seed in (("first", 0), ("again", 0), ("other", 1))
     )
 

@@ -72,7 +72,10 @@ def test_hardening_R15_longrope_chooses_the_factors_by_the_length_of_each_reques
     torch.testing.assert_close(cos[0], torch.cat(expected))
 
 
-@pytest.mark.parametrize("run_ahead", list(RunAhead))
+@pytest.mark.parametrize(
+    "run_ahead",
+    [pytest.param(each, marks=() if each is RunAhead.BEFORE_READ else pytest.mark.slow) for each in RunAhead],
+)
 async def test_hardening_R15_a_request_past_the_original_maximum_is_as_in_transformers(
     tmp_path: Path, run_ahead: RunAhead
 ) -> None:

@@ -174,7 +174,14 @@ def fixed_gain(case: Case) -> float:
     return case.plain_ns / ns_per_token(case, False, tokenizer())
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+# `test_drafts_of_one_request_follow_the_measured_time_of_its_steps` has all cases of one row in the short suite.
+SHORT = ("heads of mixed confidence", "poor heads", "n-grams in a batch")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.name, marks=() if case.name in SHORT else pytest.mark.slow) for case in CASES],
+)
 def test_adaptive_drafts_are_as_fast_as_the_better_of_fixed_and_none(case: Case) -> None:
     adaptive = case.plain_ns / ns_per_token(case, True, tokenizer())
 
@@ -197,8 +204,26 @@ def test_drafts_of_one_request_follow_the_measured_time_of_its_steps(case: Case,
     assert adaptive >= 0.95 * fixed_gain(case)
 
 
-@pytest.mark.parametrize("num_steps", [1, 3])
-@pytest.mark.parametrize("case", ALONE, ids=lambda case: case.name)
+# Heads and n-grams, useful and not, of both kinds of models; each with one of the lengths.
+SHORT_REQUESTS = {
+    "heads of mixed confidence": 3, "poor heads": 1, "good heads of a large model": 1,
+    "frequent n-grams": 1, "no n-grams": 1, "wrong n-grams": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("case", "num_steps"),
+    [
+        pytest.param(
+            case,
+            num_steps,
+            id=f"{case.name}-{num_steps}",
+            marks=() if SHORT_REQUESTS.get(case.name) == num_steps else pytest.mark.slow,
+        )
+        for case in ALONE
+        for num_steps in (1, 3)
+    ],
+)
 def test_drafts_of_short_requests_lose_a_share_of_the_time_only(case: Case, num_steps: int) -> None:
     """Requests that end in their first run."""
     tokens, lengths = tokenizer(), [NEW_TOKENS // 2, *[num_steps] * 1500]

@@ -245,8 +245,8 @@ class LongAllocatorMachine(AllocatorMachine):
     """The same, more often."""
 
 
-# 60 examples of up to 50 steps in CI, some 2,400 in all; 400 in the long run.
-AllocatorMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=50, derandomize=True)
+# 40 examples of up to 50 steps in CI, some 1,600 in all; 400 in the long run.
+AllocatorMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50, derandomize=True)
 LongAllocatorMachine.TestCase.settings = settings(AllocatorMachine.TestCase.settings, max_examples=400)
 test_no_interleaving_loses_a_block = AllocatorMachine.TestCase
 test_no_interleaving_loses_a_block_at_length = pytest.mark.slow(LongAllocatorMachine.TestCase)
