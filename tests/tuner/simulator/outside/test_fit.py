@@ -8,7 +8,14 @@ import pytest
 from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from tests.tuner.simulator.outside.synthetic_runs import COSTS, synthetic_runs
 from tuner.errors import CostModelError
-from tuner.simulator.outside.fit_costs import Problem, fit_runs, slots_of, start_of
+from tuner.simulator.outside.fit_costs import (
+    Problem,
+    RuleSearch,
+    fit_runs,
+    slots_of,
+    start_of,
+    usual_or_clearly_better,
+)
 from tuner.simulator.slot_replica import UNLIMITED_TOKENS, SlotRule
 
 MIXED = SlotRule(UNLIMITED_TOKENS)
@@ -98,3 +105,16 @@ def test_servers_3_slots_that_loads_disagree_about_are_refused():
 def test_too_few_loads_are_refused():
     with pytest.raises(CostModelError, match="2 loads were measured, but at least 6 are needed"):
         fit_runs(synthetic_runs(MIXED)[:2])
+
+
+@pytest.mark.parametrize("mixes", [True, False])
+def test_servers_3_all_runs_decide_whether_prefill_stalls_decode(mixes: bool):
+    """The search, which sees one run of each load, found the stalling rule better."""
+    runs = synthetic_runs(SlotRule(UNLIMITED_TOKENS, mixes_prefill=mixes), users=4, repeats=2)
+    units, start = start_of(runs)
+    mixing, stalling = SlotRule(UNLIMITED_TOKENS), SlotRule(UNLIMITED_TOKENS, mixes_prefill=False)
+    search = RuleSearch(Problem.of(runs), units, {mixing: (0.2, start), stalling: (0.1, start)})
+
+    chosen, _ = usual_or_clearly_better(search.problem, search, stalling)
+
+    assert chosen == (mixing if mixes else stalling)
