@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reports.gate.compare import judge, metrics_needed
@@ -47,7 +47,8 @@ def gate(
             return comparison.verdict, len(pairs)
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [60, 200])
 def test_tuning_12_5_at_most_5_percent_false_alarms_in_comparisons_of_equal_servers(count: int) -> None:
     random = np.random.default_rng(11)
 
@@ -234,6 +235,7 @@ def test_side_is_read_from_a_stored_run() -> None:
 RATIOS = st.lists(st.floats(0.5, 2.0), min_size=4, max_size=12)
 
 
+@settings(max_examples=30)
 @given(RATIOS)
 def test_swapped_sides_are_never_both_a_regression(ratios: list[float]) -> None:
     there = judge(pairs_of("tpot_p50_ms", ratios), GATED_ONLY)
@@ -242,6 +244,7 @@ def test_swapped_sides_are_never_both_a_regression(ratios: list[float]) -> None:
     assert not (there.verdict is GateDecision.REGRESSION and back.verdict is GateDecision.REGRESSION)
 
 
+@settings(max_examples=30)
 @given(RATIOS, st.floats(0.01, 100))
 def test_units_do_not_matter(ratios: list[float], scale: float) -> None:
     pairs = pairs_of("tpot_p50_ms", ratios)

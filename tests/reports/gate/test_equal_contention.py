@@ -35,7 +35,7 @@ def test_trust_C5_gate_an_effect_is_estimated_at_equal_contention() -> None:
     assert found.error == pytest.approx(0.01 * math.sqrt((1 + 0.25) / 2_000), rel=0.05)
 
 
-@pytest.mark.parametrize("pairs", [4, 6, 12])
+@pytest.mark.parametrize("pairs", [4, *(pytest.param(pairs, marks=pytest.mark.slow) for pairs in (6, 12))])
 def test_trust_C5_gate_the_adjusted_test_keeps_its_level(pairs: int) -> None:
     random = np.random.default_rng(2)
     draws = random.normal(0, 0.2, (4_000, 2, pairs))

@@ -16,7 +16,9 @@ from reports.gate.side_run import Pair, SideRun
 METRICS = ("ttft_p50_ms", "tpot_p50_ms", "e2e_p50_ms", "ttft_p95_ms")
 COMPARISONS = 2_000
 PLANS = {"fixed": CompareOptions(shown=(), pairs=12), "looks": CompareOptions(shown=())}
-cases = pytest.mark.parametrize(("gated", "noise"), [(1, 0.02), (1, 0.04), (4, 0.02), (4, 0.04)])
+CASES = ((1, 0.02), (1, 0.04), (4, 0.02), (4, 0.04))
+# Each plan, number of metrics and noise once; four metrics with looks are a case of fewer pairs.
+SHORT = (("fixed", 1, 0.04), ("fixed", 4, 0.02), ("looks", 1, 0.02))
 
 
 def share_found(options: CompareOptions, noise: float, percent: float) -> float:
@@ -62,8 +64,14 @@ def equal_runs(noise: float) -> list[SideRun]:
     return [SideRun("x", dict.fromkeys(METRICS, 20.0 * math.exp(each))) for each in (-half, half)]
 
 
-@cases
-@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    ("plan", "gated", "noise"),
+    [
+        pytest.param(plan, *case, marks=() if (plan, *case) in SHORT else pytest.mark.slow)
+        for plan in PLANS
+        for case in CASES
+    ],
+)
 def test_a_comparison_states_the_regression_that_80_percent_of_such_comparisons_find(
     plan: str, gated: int, noise: float
 ) -> None:
@@ -74,7 +82,9 @@ def test_a_comparison_states_the_regression_that_80_percent_of_such_comparisons_
     assert 0.77 <= share_found(options, noise, stated) <= 0.90
 
 
-@cases
+@pytest.mark.parametrize(
+    ("gated", "noise"), [pytest.param(*case, marks=() if case == (1, 0.04) else pytest.mark.slow) for case in CASES]
+)
 def test_the_sentence_of_noise_states_the_regression_that_80_percent_of_comparisons_find(
     gated: int, noise: float
 ) -> None:
@@ -86,7 +96,7 @@ def test_the_sentence_of_noise_states_the_regression_that_80_percent_of_comparis
     assert 0.77 <= share_found(options, noise, stated) <= 0.90
 
 
-@pytest.mark.parametrize("pairs", [4, 5, 8])
+@pytest.mark.parametrize("pairs", [5, *(pytest.param(pairs, marks=pytest.mark.slow) for pairs in (4, 8))])
 def test_the_effects_of_noise_hold_for_comparisons_with_fewer_pairs(pairs: int) -> None:
     options = CompareOptions(gated=METRICS, shown=())
 

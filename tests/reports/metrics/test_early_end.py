@@ -39,8 +39,14 @@ def converged(planned: RunResult) -> RunResult:
     return dataclasses.replace(planned, manifest=dataclasses.replace(planned.manifest, stop_reason=CONVERGED))
 
 
-def test_trust_C1_every_interval_of_a_converged_run_is_longer(planned: RunResult, converged: RunResult) -> None:
-    before, after = (dict(intervals(summarize(run))) for run in (planned, converged))
+@pytest.fixture(scope="module")
+def analyses(planned: RunResult, converged: RunResult) -> tuple[Analysis, Analysis]:
+    """The analyses of both runs; no test changes them."""
+    return Analysis.of(planned), Analysis.of(converged)
+
+
+def test_trust_C1_every_interval_of_a_converged_run_is_longer(analyses: tuple[Analysis, Analysis]) -> None:
+    before, after = (dict(intervals(each.summary)) for each in analyses)
 
     assert before.keys() == after.keys()
     assert {"ttft_co_s mean", "e2e_co_s p50", "tpot_s mean", "gap_s p50", "output_tokens_per_s"} <= before.keys()
@@ -53,10 +59,18 @@ def test_trust_C1_every_interval_of_a_converged_run_is_longer(planned: RunResult
         assert after[name].lo == pytest.approx(expected.lo), name
 
 
-@pytest.mark.parametrize("reason", ["objective_met", "objective_missed", "limit_missed"])
-def test_trust_C1_every_interval_of_a_run_that_ended_by_a_decision_is_longer(planned: RunResult, reason: str) -> None:
+@pytest.mark.parametrize(
+    "reason",
+    [
+        *(pytest.param(reason, marks=pytest.mark.slow) for reason in ("objective_met", "objective_missed")),
+        "limit_missed",
+    ],
+)
+def test_trust_C1_every_interval_of_a_run_that_ended_by_a_decision_is_longer(
+    planned: RunResult, analyses: tuple[Analysis, Analysis], reason: str
+) -> None:
     ended = dataclasses.replace(planned, manifest=dataclasses.replace(planned.manifest, stop_reason=reason))
-    before, after = (dict(intervals(summarize(run))) for run in (planned, ended))
+    before, after = (dict(intervals(summary)) for summary in (analyses[0].summary, summarize(ended)))
 
     assert before.keys() == after.keys()
     assert {"ttft_co_s mean", "e2e_co_s p50", "tpot_s mean", "gap_s p50", "output_tokens_per_s"} <= before.keys()
@@ -105,10 +119,13 @@ def test_trust_C1_the_factor_of_a_decision_is_that_of_its_looks() -> None:
     assert pytest.approx(looks, abs=0.005) == DECIDED_FACTOR
 
 
-def test_trust_C1_the_interval_of_a_named_metric_is_the_one_of_the_summary(converged: RunResult) -> None:
-    found = metric_interval(Measured.of(converged), "ttft_mean_ms")
+def test_trust_C1_the_interval_of_a_named_metric_is_the_one_of_the_summary(
+    analyses: tuple[Analysis, Analysis],
+) -> None:
+    _, converged = analyses
+    found = metric_interval(converged.measured, "ttft_mean_ms")
 
-    shown = summarize(converged)["metrics"]["ttft_s"]["mean_interval"]
+    shown = converged.summary["metrics"]["ttft_s"]["mean_interval"]
     assert (found.lo, found.hi) == (pytest.approx(1e3 * shown["lo"]), pytest.approx(1e3 * shown["hi"]))
 
 
@@ -120,11 +137,11 @@ def test_trust_C1_the_upper_side_of_a_wait_is_longer_than_that_of_other_latencie
 
 
 def test_trust_C1_pooled_attainment_is_longer_if_one_of_the_runs_converged(
-    planned: RunResult, converged: RunResult
+    analyses: tuple[Analysis, Analysis],
 ) -> None:
+    planned, converged = analyses
     before, one, both = (
-        LoadPoint(4.0, tuple(Analysis.of(run) for run in runs))
-        for runs in ((planned, planned), (planned, converged), (converged, converged))
+        LoadPoint(4.0, runs) for runs in ((planned, planned), (planned, converged), (converged, converged))
     )
 
     assert before.attainment is not None
@@ -146,8 +163,8 @@ def test_trust_C1_pooled_attainment_has_the_bounds_of_a_decision_if_one_of_the_r
     assert shown == pooled_fraction(runs, DECISION_PROBABILITY).interval
 
 
-def test_trust_C6_a_converged_run_is_weaker_evidence_on_the_capacity(planned: RunResult, converged: RunResult) -> None:
-    before, after = (LoadPoint(4.0, (Analysis.of(run),)).evidence[0] for run in (planned, converged))
+def test_trust_C6_a_converged_run_is_weaker_evidence_on_the_capacity(analyses: tuple[Analysis, Analysis]) -> None:
+    before, after = (LoadPoint(4.0, (each,)).evidence[0] for each in analyses)
 
     assert before.effective > 0
     assert after.effective == pytest.approx(before.effective / CONVERGED_FACTOR**2)

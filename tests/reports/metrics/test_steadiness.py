@@ -93,7 +93,12 @@ def test_trust_S1_a_drop_by_half_in_mid_run_degrades_the_run() -> None:
     assert analysis.summary["window"]["start_s"] == 3.0
 
 
-@pytest.mark.parametrize("load", [FAST, SampleLoad(), SampleLoad(mode="closed"), SampleLoad(rate=12, duration_s=30)])
+VARIANTS = (SampleLoad(mode="closed"), SampleLoad(rate=12, duration_s=30))
+
+
+@pytest.mark.parametrize(
+    "load", [FAST, SampleLoad(), *(pytest.param(load, marks=pytest.mark.slow) for load in VARIANTS)]
+)
 def test_trust_S1_a_level_run_is_checked_and_valid(load: SampleLoad) -> None:
     verdict = analysed(sample_run(replace(load, failure_share=0.0))).summary["verdict"]
 

@@ -24,6 +24,7 @@ from reports.pages.comparison_page import build_comparison_report
 from reports.renderers.write import write_report
 from tests.support.samples.gate_side import side
 from tests.support.samples.junit_schema import problems
+from tests.support.undrawn_figures import undrawn_figures
 
 OPTIONS = CompareOptions(shown=())
 
@@ -178,7 +179,8 @@ def test_files_are_written_only_if_the_environment_names_them(regression: Compar
 
 
 def test_comparison_is_written_as_a_report(regression: Comparison, tmp_path: Path) -> None:
-    paths = write_report(build_comparison_report(regression, ["tgi-bench compare …"]), tmp_path)
+    with undrawn_figures():
+        paths = write_report(build_comparison_report(regression, ["tgi-bench compare …"]), tmp_path)
 
     page = paths.html.read_text()
     assert "B is worse than A in TPOT p50" in page

@@ -171,7 +171,7 @@ def test_forest_frame_has_the_bounds_of_each_gated_ratio() -> None:
 def test_the_setup_of_slices_is_the_same_with_their_stored_summaries(tmp_path: Path) -> None:
     directories = [tmp_path / name for name in ("a", "b")]
     for directory in directories:
-        write_sample_run(directory, SampleLoad(duration_s=20))
+        write_sample_run(directory, SampleLoad(duration_s=10))
         analyse_run(directory)
 
     of_runs, summarized = (

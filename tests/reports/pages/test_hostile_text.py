@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import json
 import re
 from html.parser import HTMLParser
@@ -25,6 +26,8 @@ from reports.pages.comparison_runs import runs_sections
 from reports.pages.run_page import build_run_report
 from reports.pages.study.page import build_study_report
 from reports.pages.sweep_page import build_sweep_report
+from reports.plots.drawn_figures import draw_all
+from reports.renderers import write
 from reports.renderers.write import ReportPaths, write_report
 from reports.run_schema import FIELDS
 from reports.run_store import JsonlWriter, RunManifest, write_client, write_manifest
@@ -83,7 +86,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> ReportPaths:
         for line in run.server_metrics:
             writer.write(line | {"labels": f'{{x="{HOSTILE}"}}'})
             writer.write(line | {"name": HOSTILE})
-    return write_report(build_run_report([analyse_run(directory)]), directory, ("csv", "json"))
+    with pytest.MonkeyPatch.context() as patch:
+        # The tests read no PNG.
+        patch.setattr(write, "draw_all", functools.partial(draw_all, has_png=False))
+        return write_report(build_run_report([analyse_run(directory)]), directory, ("csv", "json"))
 
 
 class Page(HTMLParser):

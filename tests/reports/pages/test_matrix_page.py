@@ -14,7 +14,7 @@ def table_titles(section: Section) -> list[str]:
 
 @pytest.fixture(scope="module")
 def facets() -> tuple[tuple[str, Sweep], ...]:
-    return ("128", sample_sweep()), ("1024", sample_sweep(1.4))
+    return ("128", sample_sweep(rates=(2.0, 8.0))), ("1024", sample_sweep(1.4, (2.0, 8.0)))
 
 
 @pytest.mark.parametrize(
@@ -31,12 +31,14 @@ def test_only_values_of_a_server_are_judged(
     assert ("Best value at each load" in table_titles(report.sections[0])) is is_judged
 
 
-def test_the_title_is_the_label_of_all_runs_or_the_two_settings():
-    sweep = sample_sweep()
+def test_the_title_is_the_label_of_all_runs_or_the_two_settings(
+    facets: tuple[tuple[str, Sweep], ...], monkeypatch: pytest.MonkeyPatch
+):
+    (_, sweep), _ = facets
     result = MatrixResult("input_tokens", (("128", sweep),))
     manifest = sweep.points[0].first.run.manifest
 
-    manifest.label = f"{sweep.quantity} {sweep.points[0].load:g}"
+    monkeypatch.setattr(manifest, "label", f"{sweep.quantity} {sweep.points[0].load:g}")
     assert build_matrix_report(result).title == f"Sweep over {sweep.quantity} and input_tokens"
-    manifest.label = "May"
+    monkeypatch.setattr(manifest, "label", "May")
     assert build_matrix_report(result).title == "May"

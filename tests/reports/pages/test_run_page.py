@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -11,24 +12,37 @@ from pathlib import Path
 
 import pytest
 
-from reports.document import Estimate, Table, format_number, legible_report
+from reports.document import Estimate, Report, Table, format_number, legible_report
 from reports.metrics.summary import Analysis, analyse_run
 from reports.pages.run_page import build_run_report
 from reports.pages.sections.latency_tables import latency_table, summary_table
 from reports.pages.sections.run_figures import request_points
-from reports.renderers import markdown
+from reports.plots.drawn_figures import Drawn, draw_all
+from reports.renderers import markdown, write
 from reports.renderers.write import ReportPaths, write_page, write_report
 from reports.run_store import RunDirectoryError, RunManifest, write_manifest
 from tests.support.samples.sample_run import SampleLoad, sample_run, write_sample_run
+from tests.support.undrawn_figures import EMPTY, undrawn_figures
 
 EVIL = '<script>alert(1)</script>"><img src=x onerror=alert(2)> $x$ 模型 | [a](http://h)'
 
 
-@pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> ReportPaths:
+@pytest.fixture(scope="module", params=["first figures", pytest.param("all figures", marks=pytest.mark.slow)])
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ReportPaths:
+    """A written report. In the short suite, the figures of its first section are drawn and the others are empty."""
     directory = tmp_path_factory.mktemp("run")
     write_sample_run(directory, SampleLoad(seed=3, duration_s=30))
-    return report_runs([directory], directory, ("csv", "json"))
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "first figures":
+            patch.setattr(write, "draw_all", drawn_first)
+        return report_runs([directory], directory, ("csv", "json"))
+
+
+def drawn_first(report: Report) -> dict[str, Drawn]:
+    """As `draw_all`, which takes most of the time of a report. The page of hostile text has all figures of a run."""
+    first = dataclasses.replace(report, sections=report.sections[:1])
+    empty = dict.fromkeys((plot.name for plot in report.plots), Drawn(EMPTY, EMPTY, b"PNG"))
+    return empty | draw_all(first)
 
 
 def report_runs(directories: Sequence[Path], out: Path, formats: Sequence[str] = ()) -> ReportPaths:
@@ -129,7 +143,7 @@ def test_figures_are_saved_as_png_and_svg(written: ReportPaths) -> None:
     names = {path.name for path in written.figures}
 
     assert {"timeline.png", "timeline.svg", "ttft.png", "gaps.svg", "ttft_by_prompt.png", "server.png"} <= names
-    assert (written.html.parent / "figures/ttft.png").read_bytes().startswith(b"\x89PNG")
+    assert (written.html.parent / "figures/timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_report_starts_with_the_verdict_the_headline_numbers_and_the_timeline(written: ReportPaths) -> None:
@@ -191,6 +205,7 @@ def test_report_states_setup_clipping_and_length_control(written: ReportPaths) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("written", ["all figures"], indirect=True)
 def test_report_is_rebuilt_identically_from_the_saved_run(written: ReportPaths) -> None:
     report = build_run_report([analyse_run(written.html.parent)])
 
@@ -229,6 +244,7 @@ def test_untrusted_text_is_escaped(tmp_path: Path) -> None:
     assert not re.search(r"(?<!\\)\[a\]\(", markdown)
 
 
+@pytest.mark.slow
 def test_each_of_several_runs_has_a_column_with_its_change_against_the_first(tmp_path: Path) -> None:
     loads = (
         SampleLoad(mode="closed", duration_s=10, run_id="a", label="static batches", slowdown=1.5),
@@ -247,8 +263,9 @@ def test_each_of_several_runs_has_a_column_with_its_change_against_the_first(tmp
     assert re.search(rf"\| {value} \| {value}, \+[\d.]+ % \|", speed)
 
 
+@functools.cache
 def mixed_runs() -> list[Analysis]:
-    """A closed and an open loop with different windows and drain limits; the open one sends late."""
+    """A closed and an open loop with other windows and drain limits; the open one sends late. No test changes them."""
     closed = sample_run(SampleLoad(mode="closed", duration_s=20, run_id="a", label="closed"))
     opened = sample_run(SampleLoad(duration_s=30, run_id="b", label="open", seed=1))
     closed.manifest.drain_s = 10.0
@@ -311,7 +328,10 @@ def test_short_and_failed_runs_have_a_report(tmp_path: Path, load: SampleLoad, r
 def test_run_without_requests_has_a_report(tmp_path: Path) -> None:
     write_manifest(tmp_path, RunManifest("empty"))
 
-    assert "**Not a valid measurement.**" in report_runs([tmp_path], tmp_path).markdown.read_text()
+    with undrawn_figures():
+        paths = report_runs([tmp_path], tmp_path)
+
+    assert "**Not a valid measurement.**" in paths.markdown.read_text()
 
 
 def test_directory_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
@@ -337,13 +357,14 @@ def test_constant_lengths_have_no_figure() -> None:
 
 
 def test_pages_1_several_valid_runs_have_one_verdict_with_the_best_of_them() -> None:
-    loads = (SampleLoad(label="first"), SampleLoad(label="slower", slowdown=1.5), SampleLoad(label="third", seed=2))
+    loads = (SampleLoad(label="first"), SampleLoad(label="slower", slowdown=1.5))
     shapes = (dataclasses.replace(load, duration_s=30, mode="closed", failure_share=0) for load in loads)
     found = [Analysis.of(sample_run(shape)) for shape in shapes]
 
-    [line] = build_run_report(found[:2]).verdicts
-    bad = dataclasses.replace(found[2], summary=found[2].summary | {"verdict": {"status": "degraded", "reasons": []}})
-    lines = build_run_report([bad, *found[:2]]).verdicts
+    [line] = build_run_report(found).verdicts
+    verdict = {"verdict": {"status": "degraded", "reasons": []}}
+    bad = dataclasses.replace(found[1].named("third"), summary=found[1].summary | verdict)
+    lines = build_run_report([bad, *found]).verdicts
 
     assert line.word == "2 valid runs"
     assert line.sentence.startswith("Most output tokens/s: first, ")
@@ -352,6 +373,7 @@ def test_pages_1_several_valid_runs_have_one_verdict_with_the_best_of_them() -> 
     assert lines[0].label == "third"
 
 
+@pytest.mark.slow
 def test_the_first_line_marks_an_unsupported_percentile_as_the_tile_does() -> None:
     short = Analysis.of(sample_run(SampleLoad(duration_s=6, warmup_s=1)))
     long = Analysis.of(sample_run(SampleLoad(mode="closed", duration_s=120, warmup_s=5)))

@@ -41,7 +41,7 @@ LENGTHS = both(tokens=STEPS * 10, value_ms=STEPS)
 DRIFT = both(t_s=STEPS, value_ms=STEPS)
 
 
-@pytest.mark.parametrize("size", [HALF, NARROW])
+@pytest.mark.parametrize("size", [HALF, pytest.param(NARROW, marks=pytest.mark.slow)])
 def test_axes_are_named_with_units_and_direction(size: Size) -> None:
     windows = [(5.0, 55.0)] * 2
 

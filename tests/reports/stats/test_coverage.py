@@ -60,6 +60,7 @@ def covered(process: Callable[[np.random.Generator, int], Array], repeats: int, 
     ]
 
 
+@pytest.mark.slow
 def test_metrics_12_intervals_of_dependent_requests_cover_the_truth_in_95_percent() -> None:
     held = [each for process in PROCESSES for each in covered(process, repeats=50, resamples=200)]
 

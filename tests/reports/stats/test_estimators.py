@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reports.stats import bootstrap, estimators
@@ -21,6 +21,7 @@ def test_percentiles_interpolate_between_order_statistics() -> None:
     assert math.isnan(estimators.quantile(np.array([]), 50.0))
 
 
+@settings(max_examples=40)
 @given(st.lists(FINITE, min_size=1, max_size=60))
 def test_percentiles_are_monotone_and_inside_the_sample(values: list[float]) -> None:
     found = [estimators.quantile(np.array(values), p) for p in PERCENTILES]
@@ -45,6 +46,7 @@ def test_failures_raise_percentiles_and_finally_to_infinity() -> None:
     assert estimators.adjusted_quantile(np.array([]), 3, 50.0) is None
 
 
+@settings(max_examples=40)
 @given(st.lists(FINITE, min_size=1, max_size=40), st.integers(0, 40), st.sampled_from(PERCENTILES))
 def test_adjusted_percentile_is_the_percentile_with_infinities(values: list[float], failures: int, p: float) -> None:
     found = estimators.adjusted_quantile(np.array(values), failures, p)
@@ -88,6 +90,7 @@ def test_pooled_series_is_resampled_by_request() -> None:
     assert median.hi > 4.5
 
 
+@settings(max_examples=40)
 @given(st.lists(FINITE, min_size=3, max_size=50), st.integers(1, 5))
 def test_bootstrap_interval_contains_the_value_and_stays_in_the_sample(values: list[float], block: int) -> None:
     sizes = np.ones(len(values), dtype=np.int64)
@@ -125,6 +128,7 @@ def test_wilson_against_published_values() -> None:
     assert estimators.wilson(10, 10).hi == 1.0
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 500).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_wilson_interval_is_inside_the_unit_interval_around_the_proportion(pair: tuple[int, int]) -> None:
     found = estimators.wilson(*pair)

@@ -73,6 +73,7 @@ def test_pages_2_a_plan_shows_each_fleet(planned: Planned):
     ]
 
 
+@pytest.mark.slow
 def test_a_quiet_plan_shows_the_result_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main([*files(tmp_path), "--json", "--quiet"]) == 0
     assert capsys.readouterr().err == ""

@@ -47,6 +47,7 @@ def search(proposes, count, measure=rate, violation=lambda _: {}):
     return results
 
 
+@pytest.mark.slow
 def test_twenty_launches_find_the_optimum_of_a_space_of_half_a_million():
     results = search(proposer(), 20)
 

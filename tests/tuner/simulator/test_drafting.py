@@ -86,7 +86,7 @@ def decode_ns(law: SpeculatingLaw, users: int, requests: int = 4) -> float:
     return Simulation(load, [(options(law.speculate), law)]).run().replicas[0].counts.decode_ns
 
 
-@pytest.mark.parametrize("is_timed", [True, False])
+@pytest.mark.parametrize("is_timed", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_adaptive_drafts_follow_the_load_at_which_drafts_stop_to_pay(is_timed: bool):
     plain, fixed, adaptive = (
         {users: decode_ns(law, users) for users in (1, 32)}

@@ -63,6 +63,7 @@ def test_the_best_prediction_is_proposed_and_written_to_the_ledger(tmp_path: Pat
 
     assert isinstance(proposal, Proposal)
     assert proposal.attributes["by_simulator"] is True
+    assert "expected_gain" in proposal.attributes
     assert proposal.attributes["predicted_output_tokens_per_s"] > 10
     noted = json.loads((tmp_path / "ledger.jsonl").read_text())
     assert noted["settings"] == dict(proposal.settings)
@@ -177,6 +178,7 @@ def metric_trial(folder: Path, number: int, settings: dict[str, Any], *, noise: 
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_server_without_step_traces_is_predicted_from_its_metrics(tmp_path: Path):
     results = [metric_trial(tmp_path, 0, {"max_batch_prefill_tokens": 4096}, noise=0.01)]
 

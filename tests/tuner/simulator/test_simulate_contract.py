@@ -120,8 +120,23 @@ ADMISSIONS = {
 }
 
 
-@pytest.mark.parametrize("strides", [True, False], ids=["strides", "single_steps"])
-@pytest.mark.parametrize("options", ADMISSIONS.values(), ids=ADMISSIONS)
+# The short suite has each admission once.
+SHORT = (("padded", True), ("paged", False), ("paged_radix", False), ("chunked", True))
+
+
+@pytest.mark.parametrize(
+    ("options", "strides"),
+    [
+        pytest.param(
+            options,
+            strides,
+            id=f"{name}-{'strides' if strides else 'single_steps'}",
+            marks=() if (name, strides) in SHORT else pytest.mark.slow,
+        )
+        for name, options in ADMISSIONS.items()
+        for strides in (True, False)
+    ],
+)
 def test_simulation_V8_the_router_makes_the_same_calls(options: SchedulerOptions, strides: bool):
     rng = random.Random(8)
     planned, times, at_ns = [], [], 0

@@ -129,7 +129,7 @@ def proxied(tmp_path):
         server.stop(None).wait()
 
 
-@pytest.mark.parametrize("kind", ["journal", "sqlite", "grpc"])
+@pytest.mark.parametrize("kind", ["journal", pytest.param("sqlite", marks=pytest.mark.slow), "grpc"])
 def test_a_study_is_the_same_on_every_storage(tmp_path, kind, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, "the-token")
     with contextlib.ExitStack() as stack:

@@ -47,7 +47,11 @@ def stat_of(pid):
 
 @pytest.mark.parametrize(
     ("how", "phase", "cause"),
-    [("no-memory", "launch", "memory"), ("usage", "launch", "flag"), ("hang", "launch", "timeout")],
+    [
+        ("no-memory", "launch", "memory"),
+        pytest.param("usage", "launch", "flag", marks=pytest.mark.slow),
+        ("hang", "launch", "timeout"),
+    ],
 )
 def test_tuning_2_a_server_that_does_not_start_has_a_cause_and_leaves_no_process(tmp_path, how, phase, cause):
     outcome = attempt(tmp_path, how, ready_timeout_s=1.5 if how == "hang" else 20.0)

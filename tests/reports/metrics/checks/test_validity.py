@@ -288,7 +288,7 @@ def test_trust_T20_a_restart_is_the_only_reason_of_the_verdict() -> None:
     assert "its counters fell back 20 s after the start" in verdict["reasons"][0]["message"]
 
 
-@pytest.mark.parametrize("reason", ["server_unreachable", "server_unhealthy"])
+@pytest.mark.parametrize("reason", ["server_unreachable", pytest.param("server_unhealthy", marks=pytest.mark.slow)])
 def test_trust_T20_a_load_that_ended_because_the_server_was_gone_is_invalid(reason: str) -> None:
     run = sample_run()
     run.manifest.stop_reason = reason

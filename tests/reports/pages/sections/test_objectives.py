@@ -49,7 +49,7 @@ def test_the_share_of_a_percentile_is_that_of_the_requests_within_its_limit(anal
 
 def test_pages_1_an_objective_that_failed_requests_miss_names_them() -> None:
     """The value is within the limit, but a fifth of the requests failed."""
-    analysis = Analysis.of(sample_run(SampleLoad(duration_s=300, rate=4.0, failure_share=0.2)))
+    analysis = Analysis.of(sample_run(SampleLoad(duration_s=120, rate=4.0, failure_share=0.2)))
 
     found = result(analysis, metric="ttft_p90_ms", max=60_000.0)
 

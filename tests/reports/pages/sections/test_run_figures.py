@@ -7,7 +7,9 @@ from reports.pages.sections.run_figures import timeline_frame
 from tests.support.samples.sample_run import SampleLoad, sample_run
 
 
-@pytest.mark.parametrize(("scale", "bin_s"), [(1.0, 1.0), (0.1, 0.2), (0.001, 0.01)])
+@pytest.mark.parametrize(
+    ("scale", "bin_s"), [(1.0, 1.0), pytest.param(0.1, 0.2, marks=pytest.mark.slow), (0.001, 0.01)]
+)
 def test_a_short_run_has_enough_bins_to_show_its_speed(scale: float, bin_s: float) -> None:
     run = sample_run(SampleLoad(mode="closed", duration_s=28, warmup_s=0, failure_share=0.0))
     for record in run.records:

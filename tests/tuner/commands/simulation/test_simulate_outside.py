@@ -97,6 +97,7 @@ def test_explain_names_the_wait_for_slots(cost: Path, capsys: pytest.CaptureFixt
     assert printed(capsys)["waiting_slots_share"] == 1.0
 
 
+@pytest.mark.slow
 def test_servers_3_a_plan_is_made_from_client_timings(cost: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "plan.toml").write_text(PLAN.format(limit="3000"))
 

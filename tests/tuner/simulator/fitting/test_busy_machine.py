@@ -76,6 +76,7 @@ def test_pages_4_a_wrong_law_is_refused_on_a_busy_machine_too(seed: int) -> None
     assert "held-out decode" in (costs.problem or "")
 
 
+@pytest.mark.slow
 def test_the_error_of_sums_of_a_true_law_is_that_of_the_noise_of_64_steps() -> None:
     """Independent noise with a deviation of 40 %: the median error of a step is 27 %, that of 64 steps an eighth."""
     rng = np.random.default_rng(0)

@@ -43,7 +43,8 @@ def test_a_first_token_and_one_after_an_accepted_one_are_distinguished(tmp_path)
     assert steps.drafted.tolist() == [12, 8]
 
 
-@pytest.mark.parametrize("speculate", [4, *(pytest.param(number, marks=pytest.mark.slow) for number in (2, 8))])
+@pytest.mark.slow
+@pytest.mark.parametrize("speculate", [2, 4, 8])
 def test_the_length_of_drafts_does_not_change_the_fit(tmp_path, speculate):
     """Drafts of a simulated server whose acceptance is known, counted by position as in a step trace."""
     truth = DraftAcceptance(0.3, 0.2, 0.9)

@@ -1,6 +1,7 @@
 """Steps from differences of metrics: a known law simulates a load, and the fit reads only its metrics."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,15 @@ def write_metrics(run: Path, steps: list[tuple[float, str, float]]) -> None:
     pd.DataFrame(rows).to_parquet(run / "server_metrics.parquet")
 
 
-@pytest.mark.parametrize("chunking", [False, True])
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with SETTINGS; no test changes it."""
+    run = tmp_path_factory.mktemp("played") / "run"
+    play(run, SETTINGS)
+    return run
+
+
+@pytest.mark.parametrize("chunking", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_simulation_V14_metrics_and_step_trace_of_one_run_give_the_same_predictions(tmp_path: Path, chunking: bool):
     settings = {**SETTINGS, "prefill_chunking": chunking}
     steps = play(tmp_path / "run", settings)
@@ -114,10 +123,8 @@ def test_the_tokens_of_requests_equal_the_work_of_steps(tmp_path: Path):
     assert sums.wall_ns.sum() == pytest.approx(steps.wall_ns.sum(), rel=0.03)
 
 
-def test_a_server_without_a_trace_is_described_by_settings_info_and_metrics(tmp_path: Path):
-    play(tmp_path / "run", SETTINGS)
-
-    server = SimulatedServer.of(metric_steps(tmp_path / "run", SETTINGS).facts)
+def test_a_server_without_a_trace_is_described_by_settings_info_and_metrics(played: Path):
+    server = SimulatedServer.of(metric_steps(played, SETTINGS).facts)
 
     assert server.options["max_batch_total_tokens"] == POOL
     assert server.options["waiting_served_ratio"] == 1.2
@@ -125,17 +132,15 @@ def test_a_server_without_a_trace_is_described_by_settings_info_and_metrics(tmp_
     assert server.options["supports_chunking"] is False
 
 
-def test_a_missing_setting_or_metric_is_named(tmp_path: Path):
-    play(tmp_path / "run", SETTINGS)
-
+def test_a_missing_setting_or_metric_is_named(played: Path, tmp_path: Path):
     with pytest.raises(TraceError, match=r"`max_batch_prefill_tokens` is unknown: set it in"):
-        metric_steps(tmp_path / "run", {"prefill_chunking": False})
+        metric_steps(played, {"prefill_chunking": False})
     with pytest.raises(TraceError, match="no server metrics"):
         steps_of(tmp_path / "none" / "run", SETTINGS)
 
 
-def test_metrics_without_batch_inference_duration_are_refused(tmp_path: Path):
-    play(tmp_path / "run", SETTINGS)
+def test_metrics_without_batch_inference_duration_are_refused(played: Path, tmp_path: Path):
+    shutil.copytree(played, tmp_path / "run")
     row = {"t_s": 0.0, "name": "tgi_batch_inference_duration_sum", "labels": "", "value": 1.0}
     pd.DataFrame([row]).to_parquet(tmp_path / "run" / "server_metrics.parquet")
 
