@@ -107,7 +107,7 @@ def test_too_few_loads_are_refused():
         fit_runs(synthetic_runs(MIXED)[:2])
 
 
-@pytest.mark.parametrize("mixes", [True, False])
+@pytest.mark.parametrize("mixes", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_servers_3_all_runs_decide_whether_prefill_stalls_decode(mixes: bool):
     """The search, which sees one run of each load, found the stalling rule better."""
     runs = synthetic_runs(SlotRule(UNLIMITED_TOKENS, mixes_prefill=mixes), users=4, repeats=2)
