@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.signal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,6 +79,30 @@ def test_bootstrap_of_dependent_values_is_wider_than_of_the_same_values_shuffled
     [shuffled] = bootstrap.bootstrap_percentiles(random.permutation(values), ones, 1, (50.0,))
 
     assert dependent.hi - dependent.lo > 2 * (shuffled.hi - shuffled.lo)
+
+
+def test_block_of_an_autoregressive_series_is_the_published_optimum() -> None:
+    """(1.5 (G / D)^2 n)^(1/3) with G = 2 rho / (1 - rho)^2 and D = (1 + rho) / (1 - rho): 27.7 for rho = 0.5."""
+    noise = np.random.default_rng(4).normal(size=8_000)
+    series = scipy.signal.lfilter([1.0], [1.0, -0.5], noise)
+
+    assert 22 <= bootstrap.choose_block(series, 1) <= 34
+
+
+def test_few_blocks_widen_an_interval_by_the_published_critical_values() -> None:
+    """Bartlett's critical values (Kiefer and Vogelsang, 2005): 4.813 for one block, 2.566 for blocks of a fifth."""
+    series = np.arange(20.0)
+
+    assert bootstrap.interval_inflation(series, 20) == pytest.approx(4.813 / 1.96, rel=1e-3)
+    assert bootstrap.interval_inflation(series, 4) == pytest.approx(2.566 / 1.96, rel=1e-3)
+
+
+def test_bootstrap_interval_of_a_mean_is_two_standard_errors_on_each_side() -> None:
+    values = np.random.default_rng(5).normal(size=2_000)
+    found = bootstrap.bootstrap_mean(values, np.ones(2_000, dtype=np.int64), 1)
+
+    for side in (found.hi - found.value, found.value - found.lo):
+        assert side == pytest.approx(1.96 * values.std() / math.sqrt(2_000), rel=0.1)
 
 
 def test_pooled_series_is_resampled_by_request() -> None:

@@ -62,9 +62,10 @@ def test_integers_are_multiples_within_their_range(seed):
     assert 128 <= value <= 960
 
 
-def test_a_range_of_integers_counts_both_ends():
+def test_a_range_counts_both_ends():
     assert Parameter("p", "int", low=64, high=4096, multiple_of=64).num_values == 64
     assert Parameter("p", "int", low=100, high=1000, multiple_of=64).num_values == 14
+    assert Parameter("p", "float", low=0.5, high=1.0, step=0.1).num_values == 6
 
 
 @pytest.mark.parametrize(("value", "rounded"), [(95, 64), (97, 128), (100, 128), (1, 64), (9999, 4096)])

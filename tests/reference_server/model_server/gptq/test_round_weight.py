@@ -55,6 +55,16 @@ def test_output_errors_are_much_smaller_than_with_rounding_to_nearest(settings: 
     assert 0 < ours < 0.65 * nearest
 
 
+def test_errors_of_earlier_blocks_of_inputs_are_compensated() -> None:
+    """More inputs than the 128 of one block."""
+    rows, hessian, weight = case(inputs=192)
+    settings = GPTQSettings(group_size=GROUP)
+
+    ours, nearest = error(rows, weight, hessian, settings), error(rows, weight, torch.eye(192), settings)
+
+    assert 0 < ours < 0.65 * nearest
+
+
 def test_an_identity_hessian_gives_rounding_to_nearest() -> None:
     weight = case()[2]
 

@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,6 +30,15 @@ def planned(seed: int) -> Iterator[PlannedRequest]:
 
 
 FLEET = Fleet(SchedulerOptions(1000, 8000, 0.3, 20, block_size=16), ToyLaw(), planned)
+
+
+def test_two_choices_takes_the_busier_of_two_replicas_only_if_it_draws_no_other():
+    choose = POLICIES["two_choices"](1)
+    replicas = [SimpleNamespace(in_system=5), SimpleNamespace(in_system=0)]
+
+    chosen = [choose(None, replicas) for _ in range(400)]
+
+    assert chosen.count(0) / 400 == pytest.approx(1 / 4, abs=0.08)
 
 
 @pytest.mark.slow
