@@ -95,6 +95,8 @@ def test_few_blocks_widen_an_interval_by_the_published_critical_values() -> None
 
     assert bootstrap.interval_inflation(series, 20) == pytest.approx(4.813 / 1.96, rel=1e-3)
     assert bootstrap.interval_inflation(series, 4) == pytest.approx(2.566 / 1.96, rel=1e-3)
+    longer = np.random.default_rng(6).normal(size=400)
+    assert bootstrap.interval_inflation(longer, 80) >= 2.566 / 1.96
 
 
 def test_bootstrap_interval_of_a_mean_is_two_standard_errors_on_each_side() -> None:
