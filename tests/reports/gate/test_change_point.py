@@ -2,6 +2,8 @@ import numpy as np
 import pytest
 
 from reports.gate.change_point import (
+    RUNS_AT_ONCE,
+    SURE_CHANGE_POINT,
     Bisection,
     BisectionOutcome,
     ChangePoint,
@@ -36,6 +38,8 @@ def test_a_planted_change_of_5_percent_is_found_at_2_percent_noise(drift, count)
         decided, runs, revisions = bisect(seed, planted, change=0.05, noise=0.02, drift=drift)
         assert runs <= 60
         assert revisions <= 10
+        if decided.outcome is BisectionOutcome.FOUND and runs <= 60 - RUNS_AT_ONCE:
+            assert decided.posterior.confidence >= SURE_CHANGE_POINT
         found.append(decided.first_changed == planted)
 
     assert sum(found) >= count - 3

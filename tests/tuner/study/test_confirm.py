@@ -7,7 +7,7 @@ from benchmarks.tuner.confirmation import MOST, NOMINAL, before, cells, now
 from tests.tuner.studies import FormulaServer, open_search
 from tuner.study.confirmation import confirm
 from tuner.study.search_worker import run_search
-from tuner.study.statistics.judgement import judge
+from tuner.study.statistics.judgement import judge, limit_probabilities
 from tuner.study.study_search import best_of
 from tuner.trial.objective import Objective
 from tuner.trial.outcome import TrialResult
@@ -20,6 +20,13 @@ def runs(number, *values, violation=-0.5):
 
 
 BASE, BEST, OTHER = (TrialResult(number, {}, "measured", value=1.0) for number in (0, 1, 2))
+
+
+def test_the_probability_of_a_limit_is_students_with_one_freedom_less_than_the_runs():
+    """Violations -1, -2, -3: t = 2 sqrt(3) with two degrees of freedom, 1/2 + t / (2 sqrt(2 + t^2))."""
+    each = [runs(1, 100.0, violation=violation)[0] for violation in (-1.0, -2.0, -3.0)]
+
+    assert limit_probabilities(each) == {"a <= 1": pytest.approx(0.5 + math.sqrt(12) / (2 * math.sqrt(14)))}
 
 
 def test_a_clear_gain_is_confirmed_with_its_interval():

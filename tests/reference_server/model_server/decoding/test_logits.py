@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import (
     RepetitionPenaltyLogitsProcessor,
@@ -131,6 +131,7 @@ def test_edges_of_the_filters(parameters, kept):
     levels=st.lists(st.integers(-3, 3), min_size=1, max_size=12),
     top_p=st.floats(0.01, 0.99) | st.sampled_from([0.25, 0.5, 0.75]),
 )
+@example(levels=[0, 0], top_p=0.5)
 def test_top_p_drops_by_a_stable_ascending_sort_also_among_ties(levels, top_p):
     logits = torch.tensor([levels], dtype=torch.float32)
     ascending, order = logits[0].sort(stable=True)

@@ -158,6 +158,18 @@ def test_hardening_R7_a_refused_allocation_evicts_nothing():
     assert (len(admitted.blocks), allocator.trie.num_blocks) == (27, 10)
 
 
+def test_a_refused_allocation_does_not_protect_its_prefix():
+    allocator = RadixAllocator(total_tokens=4, block_size=1)
+    allocator.free(allocator.allocate(2, [1, 2]), is_computed=True)
+    held = allocator.allocate(2, None)
+
+    refused = allocator.allocate(4, [1, 2])
+    allocator.free(held, is_computed=False)
+
+    assert refused is None
+    assert allocator.allocate(4, None) is not None
+
+
 def test_an_allocation_is_freed_once():
     allocator = RadixAllocator(total_tokens=64, block_size=16)
     allocation = allocator.allocate(16, range(16))
