@@ -159,7 +159,7 @@ def test_hardening_R7_a_refused_allocation_evicts_nothing():
 
 
 def test_a_refused_allocation_does_not_protect_its_prefix():
-    allocator = RadixAllocator(total_tokens=4, block_size=1)
+    allocator = RadixAllocator(total_tokens=5, block_size=1)
     allocator.free(allocator.allocate(2, [1, 2]), is_computed=True)
     held = allocator.allocate(2, None)
 
