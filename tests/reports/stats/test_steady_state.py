@@ -100,3 +100,13 @@ def test_throughput_that_follows_the_arrivals_of_an_open_loop_is_no_change_of_th
 
     assert "throughput" in window(tokens, offered=100 + noise(4)).changes()
     assert window(tokens, offered=tokens + noise(5)).changes() == {}
+
+
+@pytest.mark.parametrize(("t", "is_found"), [(8.5, False), (8.7, True)])
+def test_the_error_probability_of_a_trend_of_batches_is_two_sided(t: float, is_found: bool) -> None:
+    """Student's quantile of 0.0005 above with four degrees of freedom is 8.61."""
+    slope, positions = 0.05, np.arange(6) - 2.5
+    bow = np.array([5.0, -1.0, -4.0, -4.0, -1.0, 5.0])
+    bow *= slope / t * np.sqrt(positions @ positions * 4 / (bow @ bow))
+
+    assert (batch_trend(1 + slope * positions + bow, USUAL) is not None) is is_found
