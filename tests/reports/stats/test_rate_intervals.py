@@ -15,7 +15,7 @@ def test_an_interval_of_independent_gaps_is_students_with_19_degrees_of_freedom(
     gaps = np.random.default_rng(7).exponential(size=count)
     rest = 1 - gaps * count / gaps.sum()
 
-    found = throughput(np.concatenate(([0.0], np.cumsum(gaps))), Dependence(count, 1.0, 1.0, 1.0))
+    found = throughput(np.concatenate(([0.0], np.cumsum(gaps))), Dependence(count, 1.0, 1.0, 1.0)).interval
 
     error = 2.093 * rest.std() * math.sqrt(autocorrelation_time(rest) * (1 + 20 / count) / count)
     assert (found.lo, found.hi) == pytest.approx((found.value / (1 + error), found.value / (1 - error)), rel=1e-4)
