@@ -128,10 +128,22 @@ def verdict_of(
 
 def describe_load(search: StudySearch) -> str:
     """A short description of the load, with its digest."""
-    load = search.setup.load
-    how = f"{load.concurrency} users" if load.mode == "closed" else f"{load.rate or load.stages} requests/s"
-    lengths = f"{load.input_tokens or 'default'} in, {load.output_tokens or 'default'} out"
-    return f"{load.mode}, {how}, {lengths}, {search.files.identity().get(LOAD, '')[:12]}"
+    return f"{load_text(search.setup.load)}, {search.files.identity().get(LOAD, '')[:12]}"
+
+
+def load_text(load: BenchConfig) -> str:
+    """The mode of a load, its users or rate, its source of prompts, and its lengths.
+
+    >>> load_text(BenchConfig(concurrency=8, input_tokens="64", output_tokens="24"))
+    'closed, 8 users, 64 in, 24 out'
+    >>> load_text(BenchConfig(concurrency=1, workload="prompts", prompts_file="examples/copies.jsonl"))
+    'closed, 1 user, prompts of copies.jsonl, default out'
+    """
+    users = "1 user" if load.concurrency == 1 else f"{load.concurrency} users"
+    how = users if load.mode == "closed" else f"{load.rate or load.stages} requests/s"
+    file = load.prompts_file or load.trace_file
+    prompts = f"{load.workload} of {Path(file).name}" if file else f"{load.input_tokens or 'default'} in"
+    return f"{load.mode}, {how}, {prompts}, {load.output_tokens or 'default'} out"
 
 
 def comments_of(verdict: Mapping[str, Any]) -> list[str]:
