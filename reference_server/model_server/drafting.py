@@ -409,7 +409,7 @@ def count_by_place(verified: SequenceOf[tuple[int, int]]) -> DraftCounts:
     """Drafts by the places of their tokens. verified: of each draft, the number of accepted tokens and of all tokens.
 
     >>> count_by_place([(1, 3), (2, 2)])
-    DraftCounts(proposed=(2, 2, 1), accepted=(2, 1, 0))
+    DraftCounts(proposed=(2, 2, 1), accepted=(2, 1, 0), undrafted=())
     """
     places = range(max(length for _, length in verified))
     return DraftCounts(

@@ -29,7 +29,7 @@ def with_stop_rules(load: BenchConfig, bounds: Sequence[str]) -> BenchConfig:
 def limits_out_of_reach(limits: tuple[Limit, ...]) -> tuple[str, ...]:
     """The limits, relaxed by `FACTOR`, in the form of `stop_when_missed`. Metrics without an interval have none.
 
-    >>> limits_out_of_reach((Limit("ttft_p95_ms", max=1000.0), Limit("error_rate", max=0.01)))
+    >>> limits_out_of_reach((Limit("ttft_p95_ms", max=1000.0), Limit("ttft_max_ms", max=3000.0)))
     ('ttft_p95_ms < 1500',)
     """
     from reports.metrics.named_metrics import has_interval

@@ -92,7 +92,7 @@ def text_parts(text: str) -> tuple[tuple[int, str], ...]:
     """A text whose tokens are unknown as parts (characters, piece), small at its start.
 
     >>> [size for size, _ in text_parts("x" * 130)][-3:], len(text_parts("x" * 130))
-    ([1, 2, 1], 129)
+    ([1, 1, 2], 129)
     """
     parts: list[tuple[int, str]] = []
     at = 0

@@ -69,7 +69,7 @@ class ServerLimits:
     def clip(self, input_tokens: int, output_tokens: int) -> tuple[int, int]:
         """The nearest lengths that fit. The prompt is shortened before the answer.
 
-        >>> Limits(max_input_tokens=1000, max_total_tokens=1100).clip(1000, 200)
+        >>> ServerLimits(max_input_tokens=1000, max_total_tokens=1100).clip(1000, 200)
         (900, 200)
         """
         if self.max_total_tokens is not None:
