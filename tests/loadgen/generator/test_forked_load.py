@@ -18,11 +18,12 @@ from loadgen.target.target import Target
 from reports.run_schema import Status
 from tests.support.servers.stream_server import ServerState, stream_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="forks only on Linux")]
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="forks only on Linux")
 
 LOAD = BenchConfig(mode="closed", concurrency=2, requests=6, warmup=0.0, input_tokens="8", output_tokens="4")
 
 
+@pytest.mark.slow
 def test_runs_on_one_forker_are_complete_runs_with_processes_of_their_own(tmp_path: Path):
     with stream_server(ServerState()) as (url, _), forked_loads() as start:
         results = [runner.measure(LOAD, Target(url), tmp_path / f"{n}", start_load=start) for n in (1, 2)]
@@ -33,6 +34,7 @@ def test_runs_on_one_forker_are_complete_runs_with_processes_of_their_own(tmp_pa
     assert results[0].manifest.run_id != results[1].manifest.run_id
 
 
+@pytest.mark.slow
 def test_a_load_of_several_workers_is_not_forked(tmp_path: Path):
     with stream_server(ServerState()) as (url, _), forked_loads() as start:
         result = runner.measure(
@@ -46,6 +48,7 @@ def test_a_load_of_several_workers_is_not_forked(tmp_path: Path):
     assert len(result.client["workers"]) == 2
 
 
+@pytest.mark.slow
 def test_a_run_whose_forker_was_killed_is_refused_and_the_next_one_has_a_new_process(tmp_path: Path):
     forker = LoadForker()
     long = LOAD.model_copy(update={"requests": None, "duration": 60.0})
