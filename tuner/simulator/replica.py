@@ -7,32 +7,28 @@ is an event of its own, after which each row has its accepted tokens and one mor
 
 import heapq
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 
 from reference_server.errors import ValidationError
 from reference_server.messages import (
     CachedBatch,
-    ChooserParameters,
     FinishReason,
     GeneratedText,
     Generation,
-    Request,
     StepResult,
-    StoppingParameters,
     Tokens,
 )
 from reference_server.router.scheduling.blocks import round_up
 from reference_server.router.scheduling.calls import Clear, Decode, Filter, Idle, Prefill
 from reference_server.router.scheduling.chunking import count_forward, plan_chunks
 from reference_server.router.scheduling.queue import Entry
-from reference_server.router.scheduling.request import ValidGenerateRequest
 from reference_server.router.scheduling.scheduler import Scheduler
 from reference_server.router.scheduling.scheduler_options import SchedulerOptions
 from reference_server.router.scheduling.segments import segment_tokens
 from reference_server.router.scheduling.step_work import StepWork
 from tuner.errors import NotSimulatedError
 from tuner.simulator.drafting import Drafting, DraftingRow, SpeculatingLaw
-from tuner.simulator.replica_state import Counts, Flight, ShardRow, Stride
+from tuner.simulator.replica_state import Counts, Flight, ShardRow, Stride, prompt_work
+from tuner.simulator.simulated_request import request_of
 from tuner.simulator.step_law import AdaptedLaw, RangedLaw, StepLaw
 
 ADAPTERS_NOT_MEASURED = (
@@ -41,14 +37,6 @@ ADAPTERS_NOT_MEASURED = (
 NO_DRAFTS: Mapping[int, int] = {}
 _TOKEN = Tokens((0,), (0.0,), ("",), (False,))
 _ENDED = GeneratedText("", 1, FinishReason.LENGTH)
-_CHOOSER = ChooserParameters()
-_CHUNKS = ("",)
-_same_ids = lru_cache(maxsize=4096)(lambda length: (0,) * length)
-
-
-@lru_cache(maxsize=4096)
-def _wire(input_len: int, max_new_tokens: int) -> Request:
-    return Request(0, _CHUNKS, input_len, _CHOOSER, StoppingParameters(max_new_tokens))
 
 
 class Replica:
@@ -111,12 +99,8 @@ class Replica:
             if self._adapted_law is None:
                 raise NotSimulatedError(ADAPTERS_NOT_MEASURED)
             self._has_adapters = True
-        requested = flight.declared_tokens - flight.generated
-        input_len = flight.input_tokens + flight.generated
-        ids = _same_ids(input_len) if not self._needs_ids else _ids_with_output(flight, input_len)
-        request = ValidGenerateRequest(_wire(input_len, segment_tokens(requested)), ids, requested)
         try:
-            entry = self.scheduler.append(request, now_ns)
+            entry = self.scheduler.append(request_of(flight, with_ids=self._needs_ids), now_ns)
         except ValidationError:
             return False
         if not flight.generated:
@@ -198,7 +182,7 @@ class Replica:
             self._drafting.with_prompts(0 if call.cached is None else self._num_decoding)
         if call.cached is not None:
             rows = self._rows[call.cached.id]
-            more = self._prompt_work(rows) if self._num_prefilling > prompts else (0, 0, 0, 0)
+            more = prompt_work(rows.values()) if self._num_prefilling > prompts else (0, 0, 0, 0)
             decoding = self._num_decoding
             step = StepWork(
                 *(prompts + more[0], tokens + more[1], squares + more[2], cached + more[3]),
@@ -219,7 +203,7 @@ class Replica:
         decoding = self._num_decoding
         if drafts := self._drafts(rows, now_ns):
             return self._run(self._drafted_step(call, now_ns, drafts))
-        work = self._prompt_work(rows) if self._num_prefilling else (0, 0, 0, 0)
+        work = prompt_work(rows.values()) if self._num_prefilling else (0, 0, 0, 0)
         step = StepWork(*work, decoding, self._kv + decoding, self._ended)
         step_ns, ended_ns = self._law.step_ns(step), 0.0
         steps = 1
@@ -320,18 +304,6 @@ class Replica:
         """Fractions of all waiting time by cause: budget, ratio, blocks or batch_size."""
         total_ns = sum(self._waited_ns.values())
         return {cause: waited / total_ns for cause, waited in sorted(self._waited_ns.items())} if total_ns else {}
-
-    def _prompt_work(self, rows: dict[int, ShardRow]) -> tuple[int, int, int, int]:
-        """Prompts, tokens, squares and cached tokens of the chunks of rows, in the order of `StepWork`."""
-        prompts = tokens = squares = cached = 0
-        for row in rows.values():
-            if row.remaining_prefill:
-                after = row.context + row.next_chunk
-                prompts += 1
-                tokens += row.next_chunk
-                squares += after * after - row.context * row.context
-                cached += row.context
-        return prompts, tokens, squares, cached
 
     def _slots_of(self, entry: Entry) -> int:
         admission = entry.admitted
@@ -482,15 +454,3 @@ class Replica:
         if self._num_prefilling:
             current = sum([row.next_chunk if row.remaining_prefill else 1 for row in rows.values()])
         return CachedBatch(batch_id, tuple(rows), self._max_tokens[batch_id], current)
-
-
-def _ids_with_output(flight: Flight, input_len: int) -> tuple[int, ...]:
-    """The prompt's ids, followed by unique ids for the generated tokens."""
-    ids = flight.ids
-    if ids is None:
-        first = (flight.id + 1) << 24
-        return tuple(range(first, first + input_len))
-    if len(ids) < input_len:
-        first = (flight.id + 1) << 24
-        ids = (*ids, *range(first + len(ids), first + input_len))
-    return ids

@@ -1,5 +1,6 @@
 """The state of a simulated server: its requests, the rows of its batches, the running stride, and totals."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from reference_server.router.scheduling.calls import Decode, Prefill
@@ -107,3 +108,16 @@ class Stride:
         """Smallest number of its steps that end at or after a time."""
         passed_ns = max(0, due_ns - self.started_ns - round(self.ended_ns))
         return steps_until(self.first_ns, self.gain_ns, passed_ns, self.steps)
+
+
+def prompt_work(rows: Iterable[ShardRow]) -> tuple[int, int, int, int]:
+    """Prompts, tokens, squares and cached tokens of the chunks of rows, in the order of `StepWork`."""
+    prompts = tokens = squares = cached = 0
+    for row in rows:
+        if row.remaining_prefill:
+            after = row.context + row.next_chunk
+            prompts += 1
+            tokens += row.next_chunk
+            squares += after * after - row.context * row.context
+            cached += row.context
+    return prompts, tokens, squares, cached
