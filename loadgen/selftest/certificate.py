@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from scipy import stats
+from scipy import special
 
 from loadgen.selftest.coverage import CoverageCell, Setting
 from loadgen.selftest.queue_models import MODELS
@@ -152,7 +152,7 @@ class Certificate:
     def _is_below(self, successes: int, trials: int, fraction: float) -> bool:
         if successes >= fraction * trials:
             return False
-        return self.runs >= LONG_RUNS or float(stats.binom.cdf(successes, trials, fraction)) < CHANCE / len(self.cells)
+        return self.runs >= LONG_RUNS or float(special.bdtr(successes, trials, fraction)) < CHANCE / len(self.cells)
 
     def table(self) -> list[dict[str, Any]]:
         """A row per cell, for JSON."""

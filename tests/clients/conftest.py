@@ -1,8 +1,9 @@
-"""Collects the outcomes of the clients' features, and prints them as a table at the end."""
+"""Clients that are imported once a test needs them; a table of the outcomes of the clients' features at the end."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -11,6 +12,12 @@ from tests.clients.matrix import Outcome, render_page, render_table
 OUTCOMES = pytest.StashKey[list[Outcome]]()
 #: Where the page of docs is written to, if anywhere.
 PAGE_VARIABLE = "CLIENTS_PAGE"
+
+
+@pytest.fixture(scope="session")
+def openai() -> ModuleType:
+    """Not at the top of a test module: its import takes half a second in each test process."""
+    return pytest.importorskip("openai")
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from tests.support.models.tiny_vision import (
 )
 from tests.support.servers.launched_server import Server, serve
 
-openai = pytest.importorskip("openai")
 huggingface_hub = pytest.importorskip("huggingface_hub")
 
 pytestmark = pytest.mark.slow
@@ -50,7 +49,7 @@ def server(saved: SavedVisionModel) -> Iterator[Server]:
         yield server
 
 
-def test_openai_describes_a_picture(server: Server, saved: SavedVisionModel) -> None:
+def test_openai_describes_a_picture(openai: Any, server: Server, saved: SavedVisionModel) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
         request = {
             "model": "tgi", "messages": MESSAGES, "max_tokens": NEW_TOKENS, "temperature": 0.0,
@@ -88,7 +87,7 @@ def test_huggingface_hub_describes_a_picture(server: Server, saved: SavedVisionM
 
 
 def test_a_second_request_with_the_image_reads_its_prefix_from_the_cache(
-    server: Server, saved: SavedVisionModel
+    openai: Any, server: Server, saved: SavedVisionModel
 ) -> None:
     url = f"data:image/png;base64,{base64.b64encode(picture(30, 31, seed=5)).decode()}"
     messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}, *TEXTS]}]

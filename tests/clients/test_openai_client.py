@@ -4,12 +4,10 @@ import asyncio
 
 import pytest
 
-openai = pytest.importorskip("openai")
-
-from tests.support.servers.serving import serve_on_socket  # noqa: E402
+from tests.support.servers.serving import serve_on_socket
 
 
-async def test_chat_and_completions_single_and_streamed():
+async def test_chat_and_completions_single_and_streamed(openai):
     async with serve_on_socket() as served:
         client = openai.AsyncOpenAI(base_url=str(served.client.base_url.join("/v1")), api_key="-", max_retries=0)
         messages = [{"role": "user", "content": "hi"}]
@@ -41,7 +39,7 @@ async def test_chat_and_completions_single_and_streamed():
     assert refused.value.response.json()["error_type"] == "validation"
 
 
-async def test_the_blocking_client_single_and_streamed():
+async def test_the_blocking_client_single_and_streamed(openai):
     def use(url: str) -> tuple[str | None, str, str, str]:
         messages = [{"role": "user", "content": "hi"}]
         with openai.OpenAI(base_url=url, api_key="-", max_retries=0) as client:

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 import pytest
-from scipy import stats
+from scipy import special
 
 from benchmarks.reports.gate_power import verdict
 from loadgen.selftest.queue_models import MODELS, QueueModel
@@ -19,7 +19,7 @@ RUNS, WARMUP, REQUESTS = 2_000, 50, 100
 
 def upper_bound(alarms: int, comparisons: int) -> float:
     """The one-sided upper 95 % bound of a rate (Clopper and Pearson, 1934)."""
-    return float(stats.beta.ppf(0.95, alarms + 1, comparisons - alarms))
+    return float(special.betaincinv(alarms + 1, comparisons - alarms, 0.95))
 
 
 def simulated_runs(model: QueueModel, load: float) -> list[SideRun]:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy import signal, stats
+from scipy import fft, special
 
 from loadgen.selftest.virtual_search import FIRST_TOKEN_CV, FIRST_TOKEN_S, KNOWN_SERVERS
 
@@ -26,9 +26,9 @@ def attainment(load: float, limit_s: float) -> float:
     The wait is a geometric sum of residual services, on a grid; the mean of rounding down and up.
     """
     moments = np.arange(round(limit_s / STEP_S) + 1) * STEP_S
-    survival = lognormal(MEAN_S, CV).sf(moments)
+    survival = 1 - lognormal_cdf(moments, MEAN_S, CV)
     residual = (survival[1:] + survival[:-1]) / 2 * STEP_S / MEAN_S
-    first = lognormal(FIRST_TOKEN_S * MEAN_S, FIRST_TOKEN_CV).cdf(limit_s - moments)
+    first = lognormal_cdf(limit_s - moments, FIRST_TOKEN_S * MEAN_S, FIRST_TOKEN_CV)
     rounded = (np.append(residual, 0.0), np.insert(residual, 0, 0.0))
     return float(np.mean([(1 - load * MEAN_S) * geometric_sum(load * MEAN_S * each) @ first for each in rounded]))
 
@@ -40,12 +40,18 @@ def geometric_sum(mass: np.ndarray) -> np.ndarray:
     found = np.array([1 / rest[0]])
     while len(found) < len(rest):
         terms = min(2 * len(found), len(rest))
-        correction = -signal.fftconvolve(rest[:terms], found)[:terms]
+        correction = -convolved(rest[:terms], found)[:terms]
         correction[0] += 2
-        found = signal.fftconvolve(found, correction)[:terms]
+        found = convolved(found, correction)[:terms]
     return found
 
 
-def lognormal(mean: float, cv: float) -> stats.rv_continuous:
+def convolved(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    length = fft.next_fast_len(len(a) + len(b) - 1, real=True)
+    return fft.irfft(fft.rfft(a, length) * fft.rfft(b, length), length)
+
+
+def lognormal_cdf(values: np.ndarray, mean: float, cv: float) -> np.ndarray:
     variance = math.log1p(cv * cv)
-    return stats.lognorm(s=math.sqrt(variance), scale=mean * math.exp(-variance / 2))
+    with np.errstate(divide="ignore"):
+        return special.ndtr((np.log(values / mean) + variance / 2) / math.sqrt(variance))

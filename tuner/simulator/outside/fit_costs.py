@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from tuner.errors import CostModelError
 from tuner.simulator.fitting.linear_law import COLUMNS, LinearLaw
@@ -327,7 +327,7 @@ def _with_intervals(
         held_out[is_out] = (residuals[is_out] + slopes[is_out] @ move) / problem.weights[is_out]
     moved = np.asarray(moves)
     deviation = np.sqrt((len(names) - 1) / len(names) * ((moved - moved.mean(axis=0)) ** 2).sum(axis=0))
-    half = float(student.ppf(0.975, len(names) - 1)) * deviation * units
+    half = float(stdtrit(len(names) - 1, 0.975)) * deviation * units
     costs = _costs(at, units)
     return OutsideFit(
         rule,
