@@ -1,7 +1,9 @@
+import io
 import json
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,8 +37,11 @@ def measured(url, tmp_path_factory):
     """One run, its exit code, and what it printed."""
     out = tmp_path_factory.mktemp("measured") / "r"
     arguments = ["run", "--url", url, *LOAD, "--out", str(out), "--label", "mine"]
-    done = subprocess.run([sys.executable, "-m", "loadgen.cli", *arguments], capture_output=True, text=True)
-    return SimpleNamespace(out=out, code=done.returncode, stdout=done.stdout, stderr=done.stderr, arguments=arguments)
+    printed, errors = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), redirect_stderr(errors):
+        patch.setattr(program, "raise_on_signals", lambda: None)
+        code = cli.main(arguments)
+    return SimpleNamespace(out=out, code=code, stdout=printed.getvalue(), stderr=errors.getvalue(), arguments=arguments)
 
 
 @pytest.fixture

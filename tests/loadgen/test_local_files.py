@@ -66,7 +66,6 @@ def test_hardening_S7_socket_folders_of_killed_processes_are_removed(tmp_path: P
     assert {path.name for path in tmp_path.iterdir()} == {*names[1:], f"tgi-{gone.pid}-link"}
 
 
-@pytest.mark.slow
 def test_hardening_S7_a_closed_stdout_is_no_traceback():
     command = [sys.executable, "-m", "loadgen.cli", "run", "--dry-run", "--url", "http://127.0.0.1:1"]
     read, write = os.pipe()
