@@ -30,15 +30,16 @@ def draw_all(report: Report, *, has_png: bool = True) -> dict[str, Drawn]:
 def _draw(plot: Plot, *, has_png: bool) -> Drawn:
     size, narrow = (_scaled(each, plot.height) for each in (WIDE if plot.is_full_width else HALF, NARROW))
     wide = plot.draw(size)
-    png = _saved(wide, "png") if has_png else b""
-    return Drawn(_saved(wide, "svg").decode(), _saved(plot.draw(narrow), "svg").decode(), png)
+    png = saved(wide, "png") if has_png else b""
+    return Drawn(saved(wide, "svg").decode(), saved(plot.draw(narrow), "svg").decode(), png)
 
 
 def _scaled(size: Size, height: float) -> Size:
     return dataclasses.replace(size, height=round(size.height * height))
 
 
-def _saved(figure: Figure, kind: str) -> bytes:
+def saved(figure: Figure, kind: str) -> bytes:
+    """A figure as the bytes of a file. kind: svg or png."""
     target = io.BytesIO()
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
     with styled():
