@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -18,7 +18,10 @@ from tuner.cli import main
 from tuner.errors import StudyError
 from tuner.study.optuna_study import OptunaStudy
 from tuner.study.samplers import without_experimental_warnings
-from tuner.study.shared_storage.token import TOKEN_VARIABLE
+from tuner.study.shared_storage import storage_proxy
+from tuner.study.shared_storage.storage import open_storage
+from tuner.study.shared_storage.storage_proxy import make_server
+from tuner.study.shared_storage.token import TOKEN_VARIABLE, new_token
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +29,21 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("storage") / "studies.db"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def served(database: Path) -> Iterator[str]:
-    """The address of one proxy for all tests; its token is in the environment."""
+    """The address of a proxy of this process; its token is in the environment."""
+    port, token = free_port(), new_token()
+    server = make_server(open_storage(f"sqlite:{database}", Path()), "127.0.0.1", port, token)
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(TOKEN_VARIABLE, token)
+        yield f"grpc://127.0.0.1:{port}"
+    server.stop(None).wait()
+
+
+@pytest.fixture
+def served_by_command(database: Path) -> Iterator[str]:
+    """As `served`, by a process of the command. The token is the one that it prints."""
     words = [sys.executable, "-m", "tuner.cli", "storage", f"sqlite:{database}", "--port", str(free_port())]
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -47,8 +62,8 @@ def served(database: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_two_workers_on_one_proxy_share_trials(served: str, database: Path, tmp_path: Path):
-    one, other = (OptunaStudy(tmp_path / name, seed=0, storage=served, name="shared") for name in ("a", "b"))
+def test_two_workers_on_one_proxy_share_trials(served_by_command: str, database: Path, tmp_path: Path):
+    one, other = (OptunaStudy(tmp_path / name, seed=0, storage=served_by_command, name="shared") for name in ("a", "b"))
 
     asked = [worker.ask() for worker in (one, other, one)]
     for worker, trial in zip((one, other, one), asked, strict=True):
@@ -81,6 +96,27 @@ def test_hardening_S1_a_proxy_refuses_optunas_own_client(served: str):
 
     with pytest.raises(grpc.RpcError, match="wrong token"):
         client.get_all_studies()
+
+
+@pytest.mark.parametrize(("given", "printed"), [("", rf"{TOKEN_VARIABLE}=\S{{32}} "), ("known-token", "")])
+def test_hardening_S1_only_a_new_token_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: str, printed: str
+):
+    tokens: list[str] = []
+
+    def serve(_storage: object, _host: str, _port: int, token: str, on_ready: Callable[[], None]) -> None:
+        tokens.append(token)
+        on_ready()
+
+    monkeypatch.setattr(storage_proxy, "serve_storage", serve)
+    monkeypatch.setenv(TOKEN_VARIABLE, given)
+
+    code = main(["storage", f"sqlite:{tmp_path}/s.db", "--port", "13002"])
+
+    [token], text = tokens, capsys.readouterr().out
+    assert code == 0
+    assert re.fullmatch(rf"serving sqlite:{tmp_path}/s.db: {printed}--storage grpc://127.0.0.1:13002\n", text)
+    assert (token == given) if given else (f"={token} " in text)
 
 
 @pytest.mark.parametrize("url", ["journal", "journal:/tmp/x.log", "grpc://127.0.0.1:1"])
