@@ -36,8 +36,12 @@ OF_LENGTHS = {"llama-dynamic-rope"}
 # Transformers' own experts read on the host which of them are used. Capture fails, and every step is computed.
 WAITING = {"dbrx"}
 SAFE = [name for name in CONFIGS if name not in OF_LENGTHS | WAITING]
-# Experts as Mixtral's, latent attention as DeepSeek V3's.
-LONG = ("qwen2-moe", "qwen3-moe", "phimoe", "deepseek-v2")
+# One of each kind: rotary positions plain, scaled and by length, learned positions and ALiBi, windows above and in turn,
+# experts, latent attention, packed, interleaved and shared projections, serial and parallel layers, late norms.
+SHORT = {
+    *("llama", "llama-yarn-rope", "phi3-longrope", "mistral-window", "mixtral", "qwen2-moe-window", "gemma3", "gpt2"),
+    *("gptj", "gpt-bigcode", "opt-post-norm", "mpt", "falcon-groups", "bloom", "cohere2", "olmo2", "deepseek-v3"),
+}
 
 
 class OneKernel(TableDecode):
@@ -98,7 +102,7 @@ def two_steps(directory: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[StepRec
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in SAFE]
+    "family", [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in SAFE]
 )
 def test_a_captured_step_waits_for_nothing_and_is_the_same_every_time(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -192,9 +192,24 @@ def test_adaptive_drafts_are_as_fast_as_the_better_of_fixed_and_none(case: Case)
 ALONE = [case for case in CASES if case.num_rows == 1]
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.5])
-@pytest.mark.parametrize("price", [0.3, 3.0])
-@pytest.mark.parametrize("case", ALONE, ids=lambda case: case.name)
+PRICES_AND_NOISES = [(price, noise) for price in (0.3, 3.0) for noise in (0.0, 0.5)]
+# Each case with both prices, and with both noises; the other pairs run in the long suite.
+PAIRS = [(0.3, 0.5), (3.0, 0.0)], [(0.3, 0.0), (3.0, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("case", "price", "noise"),
+    [
+        pytest.param(
+            case,
+            *pair,
+            id=f"{case.name}-{pair[0]}-{pair[1]}",
+            marks=() if pair in PAIRS[place % 2] else pytest.mark.slow,
+        )
+        for place, case in enumerate(ALONE)
+        for pair in PRICES_AND_NOISES
+    ],
+)
 def test_drafts_of_one_request_follow_the_measured_time_of_its_steps(case: Case, price: float, noise: float) -> None:
     """For any times that the warm-up has measured."""
     tokens, known = tokenizer(), replace(case.cost, proposal_ns=(case.look_ns * price,), drafts_ns=60.0 * price)
