@@ -121,7 +121,7 @@ async def check_two_ranks(directory: Path, names: Any) -> None:
         for rank in (2, 3):
             save_adapter(saved.directory / "adapters" / f"{rank}", saved.model, rank, targets=is_of_language_model)
 
-    results = run_ranks(2, directories, directory / "rendezvous")
+    results = run_ranks(2, directories, directory / "rendezvous").results
 
     for name, each in directories.items():
         # Each rank has the whole tower.

@@ -19,6 +19,7 @@ from reference_server.model_server.models import loader
 from reference_server.model_server.models.families import FAMILIES
 from reference_server.model_server.models.tensor_parallel.plans import PLANS
 from reference_server.model_server.options import EngineOptions
+from tests.reference_server.model_server.models.test_modelling_import import UNUSED
 from tests.support.models.adapters import save_adapter
 from tests.support.models.checkpoints.quantized_checkpoints import save_quantized
 from tests.support.models.rank_process import run_load, run_rank
@@ -65,8 +66,16 @@ RankResults = list[dict[str, Any]]
 """Results of one model, by rank."""
 
 
-def run_ranks(world_size: int, directories: dict[Any, Path], rendezvous: Path) -> dict[Any, RankResults]:
-    """Run the scripted load on each model with rank 0 here and the others as processes; results by the keys."""
+@dataclass(frozen=True)
+class Ranks:
+    """results: by the keys of the models. modules: the modules that the processes of the other ranks loaded."""
+
+    results: dict[Any, RankResults]
+    modules: set[str]
+
+
+def run_ranks(world_size: int, directories: dict[Any, Path], rendezvous: Path) -> Ranks:
+    """Run the scripted load on each model with rank 0 here and the others as processes."""
     command = [sys.executable, "-c", RANK_PROCESS]
     arguments = [str(world_size), str(rendezvous), *map(str, directories.values())]
     processes = [
@@ -88,12 +97,15 @@ def run_ranks(world_size: int, directories: dict[Any, Path], rendezvous: Path) -
                 output, errors = process.communicate()
                 assert process.returncode == 0, errors[-2000:]
                 outputs.append(json.loads(output.splitlines()[-1]))
-            results = zip(first.result(), *outputs, strict=True)
+            results = zip(first.result(), *(output["results"] for output in outputs), strict=True)
     finally:
         for process in processes:
             process.kill()
             process.communicate()
-    return dict(zip(directories, map(list, results), strict=True))
+    return Ranks(
+        dict(zip(directories, map(list, results), strict=True)),
+        {name for output in outputs for name in output["modules"]},
+    )
 
 
 def save_plain(directory: Path, names: Iterable[str]) -> dict[Any, Path]:
@@ -139,6 +151,7 @@ class TwoRanks:
 
     directories: dict[Any, Path]
     results: dict[Any, RankResults]
+    modules: set[str]
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +163,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> TwoRanks:
     for name, cache in EIGHT_BIT_CACHES:
         saved = save_tiny_model(directory / f"{name}-{cache}", name)
         directories[name, cache] = saved.with_name(f"{saved.name}@{cache}")
-    return TwoRanks(directories, run_ranks(2, directories, directory / "rendezvous"))
+    ranks = run_ranks(2, directories, directory / "rendezvous")
+    return TwoRanks(directories, ranks.results, ranks.modules)
 
 
 @pytest.mark.xdist_group("two ranks")
@@ -182,13 +196,20 @@ async def test_two_ranks_with_adapters_generate_the_ids_of_one(two_ranks: TwoRan
         await assert_equal_to_one_rank(two_ranks.results[case], two_ranks.directories[case], max_bytes=0.9)
 
 
+@pytest.mark.xdist_group("two ranks")
+@pytest.mark.timeout(400)
+def test_a_shards_process_imports_no_compiler(two_ranks: TwoRanks) -> None:
+    assert "transformers.modeling_utils" in two_ranks.modules
+    assert two_ranks.modules.isdisjoint(UNUSED)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_two_ranks_generate_the_ids_of_one_for_all_other_models(tmp_path: Path) -> None:
     plain = save_plain(tmp_path, set(AT_TWO) - set(SHORT))
     quantized = save_all_quantized(tmp_path, set(QUANTIZED) - set(QUANTIZED_SHORT))
 
-    results = run_ranks(2, plain | quantized, tmp_path / "rendezvous")
+    results = run_ranks(2, plain | quantized, tmp_path / "rendezvous").results
 
     for case, directory in (plain | quantized).items():
         await assert_equal_to_one_rank(results[case], directory, max_bytes=0.75 if case in quantized else 0.7)
@@ -199,7 +220,7 @@ async def test_two_ranks_generate_the_ids_of_one_for_all_other_models(tmp_path: 
 async def test_model_server_M23_four_ranks_generate_the_ids_of_one(tmp_path: Path) -> None:
     directories = save_plain(tmp_path, AT_FOUR)
 
-    results = run_ranks(4, directories, tmp_path / "rendezvous")
+    results = run_ranks(4, directories, tmp_path / "rendezvous").results
 
     for name, directory in directories.items():
         await assert_equal_to_one_rank(results[name], directory, max_bytes=0.7)

@@ -104,4 +104,5 @@ async def run_rank(rank: int, world_size: int, rendezvous: Path, directories: It
 
 def main() -> None:
     rank, world_size, rendezvous, *directories = sys.argv[1:]
-    print(json.dumps(asyncio.run(run_rank(int(rank), int(world_size), Path(rendezvous), map(Path, directories)))))
+    results = asyncio.run(run_rank(int(rank), int(world_size), Path(rendezvous), map(Path, directories)))
+    print(json.dumps({"results": results, "modules": sorted(sys.modules)}))

@@ -36,6 +36,8 @@ assert torch.compiler.disable(len)([1]) == 1 and torch._dynamo.eval_frame
 """
 
 
+# In the short suite, `test_sharded.py` tests the modules of a rank's process.
+@pytest.mark.slow
 def test_a_shard_imports_no_compiler() -> None:
     loaded = _run(SERVE + "\nprint(*sys.modules)").split()
 
