@@ -22,16 +22,24 @@ def test_the_suite_is_large():
     assert len(REFUSED) >= 20
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(40, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", SERVED)
-def test_every_match_is_valid(name: str, count: int):
+def check_matches(name: str, count: int) -> None:
     schema = SERVED[name]
     validator = jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
     grammar = compiled(schema)
-
     assert grammar == Grammar(json.dumps(schema), GrammarType.JSON)
     for text in sample(grammar, seed=len(name), count=count):
         validator.validate(finite_json(text))
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_every_match_is_valid(name: str):
+    check_matches(name, 4)
+
+
+@pytest.mark.slow
+def test_forty_matches_of_every_schema_are_valid():
+    for name in SERVED:
+        check_matches(name, 40)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -36,7 +36,7 @@ OF_LENGTHS = {"llama-dynamic-rope"}
 # Transformers' own experts read on the host which of them are used. Capture fails, and every step is computed.
 WAITING = {"dbrx"}
 SAFE = [name for name in CONFIGS if name not in OF_LENGTHS | WAITING]
-# One of each kind: rotary positions plain, scaled and by length, learned positions and ALiBi, windows above and in turn,
+# One of each kind: rotary positions plain, scaled and by length, learned ones and ALiBi, windows above and in turn,
 # experts, latent attention, packed, interleaved and shared projections, serial and parallel layers, late norms.
 SHORT = {
     *("llama", "llama-yarn-rope", "phi3-longrope", "mistral-window", "mixtral", "qwen2-moe-window", "gemma3", "gpt2"),
