@@ -16,6 +16,7 @@ from reports.run_store import RunResult
 from reports.saved_run import load_run
 from tests.support.samples.sample_run import SampleLoad, sample_run, write_killed_run
 
+CLOSED = SampleLoad(mode="closed", duration_s=25)
 GOOD: dict[str, Any] = {
     "sent_over_offered": 1.0,
     "schedule_lag_p99_s": 0.001,
@@ -168,28 +169,28 @@ def test_trust_W10_a_killed_run_is_invalid_as_incomplete(tmp_path: Path) -> None
 
 
 def test_trust_W10_a_run_without_a_stop_reason_is_invalid_as_incomplete() -> None:
-    run = sample_run(SampleLoad(mode="closed"))
+    run = sample_run(CLOSED)
     run.manifest.stop_reason = None
 
     assert verdict_of(run)["reasons"][0]["check"] == "incomplete"
 
 
 def test_changed_server_invalidates() -> None:
-    run = sample_run(SampleLoad(mode="closed"))
+    run = sample_run(CLOSED)
     run.manifest.target["info_end"] = run.manifest.target["info"] | {"sha": "other"}
 
     assert verdict_of(run)["reasons"][0]["message"] == "the server changed during the run: sha"
 
 
 def test_server_that_is_gone_at_the_end_invalidates() -> None:
-    run = sample_run(SampleLoad(mode="closed"))
+    run = sample_run(CLOSED)
     run.manifest.target["info_end"] = {}
 
     assert verdict_of(run)["reasons"][0]["message"] == "the server did not answer at the end of the run"
 
 
 def test_client_errors_are_counted_from_the_records() -> None:
-    run = sample_run(SampleLoad(mode="closed"))
+    run = sample_run(CLOSED)
     run.records[-1].status = Status.CLIENT_ERROR
 
     assert client_facts(run, Measured.of(run))["client_errors"] == 1
@@ -208,7 +209,7 @@ def gpu(name: str, *values: float) -> list[dict[str, Any]]:
     ],
 )
 def test_metrics_11_a_shared_or_throttled_accelerator_invalidates(rows: list[dict[str, Any]], message: str) -> None:
-    run = sample_run(SampleLoad(mode="closed"))
+    run = sample_run(CLOSED)
     run.server_metrics += rows
 
     verdict = verdict_of(run)
@@ -218,7 +219,7 @@ def test_metrics_11_a_shared_or_throttled_accelerator_invalidates(rows: list[dic
 
 
 def test_a_gpu_at_its_power_cap_is_at_full_load_not_throttled() -> None:
-    run = sample_run(SampleLoad(mode="closed"))
+    run = sample_run(CLOSED)
     before = verdict_of(run)["status"]
     run.server_metrics += gpu("accelerator_throttle_reasons", 4, 4) + gpu("accelerator_processes", 1, 1)
 
