@@ -42,13 +42,13 @@ CASES = {
     "scaled embeddings": Case("gemma2", "all-linear", {"r": 4, "lora_alpha": 8, "use_rslora": True}),
     "norms of heads": Case("qwen3", ["q_proj", "k_proj", "gate_proj"], {"r": 4, "lora_alpha": 8}),
 }
-# `test_adapters.py` has these families with adapters that the test writes.
-OTHER_FAMILIES = [name for name, case in CASES.items() if case.family != LLAMA]
+# `test_adapters.py` has the other families, ranks and scales with adapters that the test writes.
+SHORT = ("all linears", "a pattern of names", "layers by number")
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in OTHER_FAMILIES else ()) for name in CASES]
+    "name", [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in CASES]
 )
 async def test_logprobs_and_ids_are_those_of_pefts_forward(
     name: str, saved_models: SavedModels, tmp_path: Path

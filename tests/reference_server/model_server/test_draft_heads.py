@@ -182,7 +182,7 @@ async def test_random_calls_give_each_request_its_output_without_heads(heads: Pa
     shard.engine.stepper.run_ahead = run_ahead
     await warm_up_in_chunks(shard)
     calls = RandomCalls(shard, 3)
-    await calls.make(100)
+    await calls.make(60)
     shard.engine.stepper.drafter = None
     await warm_up_in_chunks(shard)
     alone = ShardDriver(shard, num_blocks=200)
@@ -198,7 +198,7 @@ async def test_random_calls_give_each_request_its_output_without_heads(heads: Pa
         assert_same(outcome, expected)
     shard.close()
 
-    assert num_ended > 10
+    assert num_ended > 5
 
 
 async def test_the_warm_up_measures_the_time_of_the_heads(heads: Path) -> None:

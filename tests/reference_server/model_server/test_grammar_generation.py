@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import jsonschema_rs
@@ -47,9 +47,11 @@ def schema(name: str) -> Grammar:
     return compile_grammar("schema", json.dumps(SERVED[name]))
 
 
-async def generate_under_the_suite(driver: ShardDriver, seed: int, max_new_tokens: int) -> dict[str, Outcome]:
-    requests = [request(driver, id_, schema(name), seed + id_, max_new_tokens) for id_, name in enumerate(SERVED)]
-    return dict(zip(SERVED, await driver.run(*requests), strict=True))
+async def generate_under_the_suite(
+    driver: ShardDriver, names: Iterable[str], seed: int, max_new_tokens: int
+) -> dict[str, Outcome]:
+    requests = {name: request(driver, id_, schema(name), seed + id_, max_new_tokens) for id_, name in enumerate(names)}
+    return dict(zip(requests, await driver.run(*requests.values()), strict=True))
 
 
 def check(outcomes: dict[str, Outcome]) -> int:
@@ -65,15 +67,15 @@ def check(outcomes: dict[str, Outcome]) -> int:
 
 
 async def test_every_output_that_ends_by_itself_is_valid(driver: ShardDriver):
-    outcomes = await generate_under_the_suite(driver, 0, MAX_NEW_TOKENS)
+    outcomes = await generate_under_the_suite(driver, [*SERVED][::3], 0, MAX_NEW_TOKENS)
 
-    assert check(outcomes) >= len(SERVED) / 2
+    assert check(outcomes) >= len(outcomes) / 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1000, 5_000, 1000))
 async def test_every_output_that_ends_by_itself_is_valid_at_length(driver: ShardDriver, seed: int):
-    outcomes = await generate_under_the_suite(driver, seed, MANY_NEW_TOKENS)
+    outcomes = await generate_under_the_suite(driver, SERVED, seed, MANY_NEW_TOKENS)
 
     assert check(outcomes) >= 0.7 * len(SERVED)
 
