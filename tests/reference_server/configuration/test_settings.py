@@ -79,17 +79,27 @@ def test_the_property_covers_every_field() -> None:
     assert set(VALUES) == set(ServerConfig.model_fields)
 
 
-@pytest.mark.parametrize("name", sorted(VALUES))
-def test_to_argv_is_the_inverse_of_parsing(name: str) -> None:
+def check_field(name: str, max_examples: int) -> None:
     filled = load(ServerConfig, [], {}).config
 
-    @settings(max_examples=8, derandomize=True)
+    @settings(max_examples=max_examples, derandomize=True)
     @given(VALUES[name])
     def check(value: object) -> None:
         config = ServerConfig.model_validate(dict(filled) | {name: value})
         assert _read_back(config) == config
 
     check()
+
+
+@pytest.mark.parametrize("name", sorted(VALUES))
+def test_to_argv_is_the_inverse_of_parsing(name: str) -> None:
+    check_field(name, 4)
+
+
+@pytest.mark.slow
+def test_to_argv_is_the_inverse_of_parsing_for_many_values_of_each_field() -> None:
+    for name in VALUES:
+        check_field(name, 40)
 
 
 @settings(max_examples=40, derandomize=True)

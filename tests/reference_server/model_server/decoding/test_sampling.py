@@ -228,13 +228,14 @@ sequences = st.tuples(
 )
 
 
-@settings(max_examples=60)
-@given(
+of_batches = given(
     batch=st.lists(sequences, min_size=2, max_size=6),
     seed=st.integers(0, 1000),
     dtype=st.sampled_from(["float32", "bfloat16"]),
 )
-def test_a_rows_token_logprob_and_top_tokens_never_depend_on_other_rows(batch, seed, dtype):
+
+
+def check_rows_are_as_if_alone(batch, seed, dtype):
     logits = random_logits(len(batch), seed).to(getattr(torch, dtype))
     rows, ids = [row for row, _ in batch], [ids for _, ids in batch]
 
@@ -245,11 +246,21 @@ def test_a_rows_token_logprob_and_top_tokens_never_depend_on_other_rows(batch, s
         assert astuple(alone) == tuple(values[index : index + 1] for values in astuple(together))
 
 
+@settings(max_examples=25)
+@of_batches
+def test_a_rows_token_logprob_and_top_tokens_never_depend_on_other_rows(batch, seed, dtype):
+    check_rows_are_as_if_alone(batch, seed, dtype)
+
+
+@pytest.mark.slow
+@settings(max_examples=400)
+@of_batches
+def test_a_rows_token_logprob_and_top_tokens_never_depend_on_other_rows_of_many_batches(batch, seed, dtype):
+    check_rows_are_as_if_alone(batch, seed, dtype)
+
+
 any_float = st.floats(width=32)
-
-
-@settings(max_examples=150)
-@given(
+of_any_parameters = given(
     chooser=st.builds(
         ChooserParameters,
         temperature=any_float,
@@ -265,7 +276,9 @@ any_float = st.floats(width=32)
     scale=st.sampled_from([0.0, 1.0, 1e4, 1e30]),
     ids=token_ids,
 )
-def test_reliability_T6_every_value_of_every_parameter_gives_a_finite_choice(chooser, scale, ids):
+
+
+def check_choice_is_finite(chooser, scale, ids):
     logits = random_logits(1) * scale
 
     host = choose([RowParameters(chooser, prompt_len=2, top_n_tokens=3)], logits, [ids])
@@ -273,3 +286,16 @@ def test_reliability_T6_every_value_of_every_parameter_gives_a_finite_choice(cho
     assert host.failed == [False]
     assert 0 <= host.ids[0] < VOCAB_SIZE
     assert all(map(math.isfinite, host.top_tokens[0][1]))
+
+
+@settings(max_examples=60)
+@of_any_parameters
+def test_reliability_T6_every_value_of_every_parameter_gives_a_finite_choice(chooser, scale, ids):
+    check_choice_is_finite(chooser, scale, ids)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000)
+@of_any_parameters
+def test_reliability_T6_every_value_of_every_parameter_gives_a_finite_choice_at_length(chooser, scale, ids):
+    check_choice_is_finite(chooser, scale, ids)
