@@ -1,9 +1,11 @@
 """Searches on a measured grid: each strategy chooses grid points, and the grid has their results.
 
 A search starts with the defaults and uses one repeat of each point. Its result after a number of launches succeeds if
-the mean of the point's other repeats is within 5 % of the best such mean of the grid. Strategies: `random` without
-repetition, `tpe` of Optuna over the ordered levels, and `ours`, the search of `tgi-tune` for servers without step
-traces. The result of the first two is the best measured point, that of `ours` the best point of its model.
+the median of the point's other repeats is within 5 % of the best such median. If the best points of all were measured
+more often, only they can be near the best: of many points with few repeats, some have a high median by chance.
+Strategies: `random` without repetition, `tpe` of Optuna over the ordered levels, and `ours`, the search of `tgi-tune`
+for servers without step traces. The result of the first two is the best measured point, that of `ours` the best point
+of its model.
 """
 
 import statistics
@@ -42,10 +44,14 @@ class SearchGrid:
         """The value of each point that a search uses."""
         return {point: values[repeat] for point, values in self.values.items()}
 
-    def judging(self, repeat: int) -> dict[Point, float]:
-        """The means of the repeats that a search does not use."""
+    def judging(self, repeat: int | None) -> dict[Point, float]:
+        """The medians of the repeats but this one; 0 for a point that was measured less often than the best ones."""
+        most = max(map(len, self.values.values()))
         return {
-            point: statistics.fmean([*values[:repeat], *values[repeat + 1 :]]) for point, values in self.values.items()
+            point: statistics.median(value for number, value in enumerate(values) if number != repeat)
+            if len(values) == most
+            else 0.0
+            for point, values in self.values.items()
         }
 
     @property
@@ -54,9 +60,9 @@ class SearchGrid:
 
     @property
     def near_percent(self) -> float:
-        """The share of the points within 5 % of the best, by the means of all repeats."""
-        means = [statistics.fmean(values) for values in self.values.values()]
-        return 100 * sum(mean >= (1 - NEAR) * max(means) for mean in means) / len(means)
+        """The share of the points within 5 % of the best, judged by all repeats."""
+        found = self.judging(None).values()
+        return 100 * sum(value >= (1 - NEAR) * max(found) for value in found) / len(found)
 
     @property
     def noise_percent(self) -> float:

@@ -1,9 +1,9 @@
 """Values of grid points: rates of bursts at equal speed of the core, and the deviation of repeats.
 
 A burst has equal work in every pass. If the core is slower during one of them, the probe of its speed is slower too:
-benchmarks/tuner/core_speed.py. The value of a burst is its rate divided by a power of that speed. The power is the
-slope of ln(rate) on ln(speed) between passes, because the server depends on the core a little more or less than the
-probe.
+benchmarks/tuner/core_speed.py. The probe times a small product, which stays in the cache, and a large one, which reads
+memory. The value of a burst is its rate times a power of each of the two times. The powers are the slopes of ln(rate)
+on their logarithms between passes: they show how much the server depends on computing and how much on memory.
 """
 
 import math
@@ -11,11 +11,14 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 CLOCKS = ("processor", "wall")
-SENSITIVITY = 1.0
-"""The power without repeats."""
-SENSITIVITIES = (0.5, 2.0)
-"""A slope outside shows something else than the speed."""
+PROBES = ("small_us", "large_us")
+POWERS = (0.5, 0.5)
+"""The powers without repeats."""
+HIGHEST_POWER = 2.0
+"""A steeper slope, or a negative one, shows something else than the speed."""
 
 Key = tuple[int, tuple[Any, ...]]
 """A pass and a point."""
@@ -30,38 +33,37 @@ def rates_of(found: Mapping[Key, Row], clock: str) -> dict[Key, float]:
 
 def values_of(found: Mapping[Key, Row], clock: str) -> dict[Key, float]:
     """The median burst of each measurement, at the median speed of all bursts."""
-    power = sensitivity(found, clock)
-    speeds = [speed for row in found.values() for burst in row["bursts"] if (speed := speed_of(burst)) is not None]
-    usual = statistics.median(speeds) if speeds else 1.0
+    powers = powers_of(found, clock)
+    speeds = [speed for row in found.values() for burst in row["bursts"] if (speed := _slowness(burst)) is not None]
+    usual = np.median(speeds, axis=0) if speeds else np.zeros(len(PROBES))
 
     def value(burst: Burst) -> float:
-        return _rate(burst, clock) / ((speed_of(burst) or usual) / usual) ** power
+        slowness = _slowness(burst)
+        return _rate(burst, clock) * (1.0 if slowness is None else math.exp(float((slowness - usual) @ powers)))
 
     return {key: _median([value(each) for each in row["bursts"]]) for key, row in found.items()}
 
 
-def sensitivity(found: Mapping[Key, Row], clock: str) -> float:
-    """The slope of ln(rate) on ln(speed) between the passes of equal bursts."""
-    groups: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
+def powers_of(found: Mapping[Key, Row], clock: str) -> tuple[float, float]:
+    """Minus the slopes of ln(rate) on ln(time of each probe), by least squares between the passes of equal bursts."""
+    groups: dict[tuple[Any, ...], list[tuple[float, ...]]] = {}
     for (_, point), number, burst in _numbered(found):
-        rate, speed = _rate(burst, clock), speed_of(burst)
-        if rate > 0 and speed is not None:
-            groups.setdefault((point, number), []).append((math.log(speed), math.log(rate)))
-    product = square = 0.0
-    for group in groups.values():
-        mean_speed, mean_rate = (statistics.fmean(each) for each in zip(*group, strict=True))
-        product += sum((speed - mean_speed) * (rate - mean_rate) for speed, rate in group)
-        square += sum((speed - mean_speed) ** 2 for speed, _ in group)
-    if not square:
-        return SENSITIVITY
-    low, high = SENSITIVITIES
-    return min(max(product / square, low), high)
+        rate, slowness = _rate(burst, clock), _slowness(burst)
+        if rate > 0 and slowness is not None:
+            groups.setdefault((point, number), []).append((*slowness, math.log(rate)))
+    between = [np.array(group) - np.mean(group, axis=0) for group in groups.values() if len(group) > 1]
+    if not between:
+        return POWERS
+    differences = np.concatenate(between)
+    slopes = np.linalg.lstsq(differences[:, :-1], differences[:, -1], rcond=1e-6)[0]
+    small, large = np.clip(-slopes, 0.0, HIGHEST_POWER)
+    return float(small), float(large)
 
 
-def speed_of(burst: Burst) -> float | None:
-    """Probes per second of processor time during a burst; None if there was none."""
-    small_us, large_us = burst.get("small_us"), burst.get("large_us")
-    return 1e6 / (small_us + large_us) if small_us and large_us else None
+def _slowness(burst: Burst) -> "np.ndarray[Any, np.dtype[np.float64]] | None":
+    """ln(µs) of each probe during a burst; None if there was none."""
+    times = [burst.get(name) for name in PROBES]
+    return np.log(times) if all(times) else None
 
 
 def deviation(values: Mapping[Key, float]) -> float:

@@ -6,7 +6,9 @@
 The first command launches the server once for each point and pass, in random order within a pass, and measures bursts
 of requests on it and the speed of its core during each: benchmarks/tuner/point_bursts.py. It needs a quiet machine. It
 stops after `--minutes`, and the next command with the same `--work` continues, so the grid can be measured in parts.
-`--points 12 --passes 3` measures only some points and shows the deviation of repeats. By
+After the passes, the best `--best` points are measured in `--best-passes` more: which point is the best, and which ones
+are near it, is decided among them, and the best of many noisy values is too high. `--points 12 --passes 3` measures
+only some points and shows the deviation of repeats. By
 benchmarks/tuner/modelled_grid.py, a grid can distinguish searches if the deviation is 3 % or less; it falls with the
 square root of `--bursts`. The model is made by `python -m benchmarks.peers.gguf_file`.
 
@@ -26,7 +28,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,7 @@ from benchmarks.peers.http_load import FailedRequest
 from benchmarks.tuner import point_bursts
 from benchmarks.tuner.core_speed import SpeedProbe, running_probe
 from benchmarks.tuner.grid_search import SearchGrid, judge, render_rows
-from benchmarks.tuner.grid_values import CLOCKS, Key, Row, deviation, rates_of, sensitivity, values_of
+from benchmarks.tuner.grid_values import CLOCKS, PROBES, Key, Row, deviation, powers_of, rates_of, values_of
 from benchmarks.tuner.point_bursts import BurstServer, RequestBurst
 from loadgen.errors import StartError
 from loadgen.target.machine import describe_machine
@@ -68,6 +70,8 @@ def main() -> int:
     parser.add_argument("--model", help="GGUF file of the model.")
     parser.add_argument("--work", type=Path, help="File of finished measurements.")
     parser.add_argument("--passes", type=int, default=3, help="Measurements of each point, two at least.")
+    parser.add_argument("--best", type=int, default=20, help="Points that are measured more often.")
+    parser.add_argument("--best-passes", type=int, default=8, help="Further measurements of the best points.")
     parser.add_argument("--points", type=int, help="Measure only N points, the same in each pass; store no grid.")
     parser.add_argument("--bursts", type=int, default=2, help="Bursts of a point in each pass.")
     parser.add_argument(
@@ -103,12 +107,12 @@ def measure_grid(args: argparse.Namespace) -> bool:
     points = list(itertools.product(*LEVELS.values()))
     if args.points is not None:
         points = random.Random("points").sample(points, args.points)
-    orders = (random.Random(f"pass {turn}").sample(points, len(points)) for turn in range(args.passes))
-    order = [(turn, point) for turn, each in enumerate(orders) for point in each]
     found = _stored(args.work)
-    left = [key for key in order if key not in found]
-    if left:
-        _measure(left, found, args, deadline_s)
+    order = _passes(range(args.passes), points)
+    _measure_missing(order, found, args, deadline_s)
+    if args.points is None and all(key in found for key in order):
+        order += _passes(range(args.passes, args.passes + args.best_passes), _best(found, args))
+        _measure_missing(order, found, args, deadline_s)
     done = sum(key in found for key in order)
     print(f"{done} of {len(order)} measurements: {_deviations(found, args.clock)}", flush=True)
     turns = [turn for turn in range(args.passes) if all((turn, point) in found for point in points)]
@@ -121,6 +125,30 @@ def measure_grid(args: argparse.Namespace) -> bool:
         return False
     args.out.write_text(_one_line_rows(_content(found, turns, args)))
     return True
+
+
+def _passes(turns: Iterable[int], points: Sequence[tuple[Any, ...]]) -> list[Key]:
+    """Every point once in each pass, in another order."""
+    return [(turn, point) for turn in turns for point in random.Random(f"pass {turn}").sample(points, len(points))]
+
+
+def _best(found: Mapping[Key, Row], args: argparse.Namespace) -> list[tuple[Any, ...]]:
+    """The points with the highest mean of the passes over all points."""
+    means = _means({key: row for key, row in found.items() if key[0] < args.passes}, args.clock)
+    return sorted(means, key=lambda point: -means[point])[: args.best]
+
+
+def _means(found: Mapping[Key, Row], clock: str) -> dict[tuple[Any, ...], float]:
+    by_point: dict[tuple[Any, ...], list[float]] = {}
+    for (_, point), value in values_of(found, clock).items():
+        by_point.setdefault(point, []).append(value)
+    return {point: statistics.fmean(values) for point, values in by_point.items()}
+
+
+def _measure_missing(order: Sequence[Key], found: dict[Key, Row], args: argparse.Namespace, deadline_s: float) -> None:
+    left = [key for key in order if key not in found]
+    if left:
+        _measure(left, found, args, deadline_s)
 
 
 def _measure(left: Sequence[Key], found: dict[Key, Row], args: argparse.Namespace, deadline_s: float) -> None:
@@ -139,7 +167,7 @@ def _measure(left: Sequence[Key], found: dict[Key, Row], args: argparse.Namespac
                 file.write(json.dumps(row) + "\n")
             used_s = time.monotonic() - started
             if number % 20 == 0 or number == len(left):
-                print(f"pass {turn + 1}: {number} of {len(left)} remaining, {used_s:.0f} s", flush=True)
+                print(f"pass {turn + 1}: {number} of {len(left)} measured, {used_s:.0f} s", flush=True)
             if time.monotonic() + used_s / number > deadline_s:
                 return
 
@@ -228,10 +256,14 @@ def _stored(work: Path) -> dict[Key, Row]:
 
 
 def _content(found: Mapping[Key, Row], turns: Sequence[int], args: argparse.Namespace) -> dict[str, Any]:
-    """The results file: the points with all their complete passes."""
+    """The results file: the points with all their complete passes, then the further ones of the best points."""
     values = values_of(found, args.clock)
+    turns = [*turns, *sorted({turn for turn, _ in found if turn >= args.passes})]
     rows = [
-        {"point": list(point), "tokens_per_s": [round(values[turn, point], 2) for turn in turns]}
+        {
+            "point": list(point),
+            "tokens_per_s": [round(values[turn, point], 2) for turn in turns if (turn, point) in values],
+        }
         for point in itertools.product(*LEVELS.values())
     ]
     statuses = [str(row["status"]).partition(":")[0] for row in found.values()]
@@ -246,7 +278,7 @@ def _content(found: Mapping[Key, Row], turns: Sequence[int], args: argparse.Name
         f"{point_bursts.OUTPUT_TOKENS} out; the median of {args.bursts}",
         "measurements": {name: statuses.count(name) for name in sorted(set(statuses))},
         "value": f"output tokens per second of {args.clock} time, at equal speed of the core",
-        "sensitivity": round(sensitivity(found, args.clock), 3),
+        "powers": dict(zip(PROBES, (round(each, 3) for each in powers_of(found, args.clock)), strict=True)),
         "deviation": _deviations(found, args.clock),
         "minutes": round(sum(row["seconds"] for row in found.values()) / 60, 1),
         "points": rows,

@@ -19,12 +19,19 @@ ROOT = Path(__file__).parents[3]
 LEVELS = {"a": (1, 2, 3), "b": ("x", "y")}
 
 
-def test_a_search_sees_one_repeat_and_is_judged_by_the_others():
+def test_a_search_sees_one_repeat_and_is_judged_by_the_median_of_the_others():
     grid = SearchGrid(LEVELS, {"a": 1, "b": "x"}, {(1, "x"): [9.0, 1.0, 3.0], (2, "x"): [1.0, 8.0, 8.0]})
 
     assert grid.seen(0) == {(1, "x"): 9.0, (2, "x"): 1.0}
     assert grid.judging(0) == {(1, "x"): 2.0, (2, "x"): 8.0}
     assert grid.near_percent == 50.0
+
+
+def test_only_points_that_were_measured_most_often_can_be_near_the_best():
+    grid = SearchGrid(LEVELS, {"a": 1, "b": "x"}, {(1, "x"): [5.0, 9.0], (2, "x"): [8.0, 7.0, 6.0, 99.0]})
+
+    assert grid.judging(0) == {(1, "x"): 0.0, (2, "x"): 7.0}
+    assert grid.num_repeats == 2
 
 
 @pytest.mark.parametrize(("best", "share"), [(1.0, 1.0), (2.0, 0.0)])
@@ -79,6 +86,7 @@ def command(folder, monkeypatch, *words):
         "--jobs",
         "1",
         *("--clock", "wall"),
+        *("--best", "1", "--best-passes", "1"),
         *words,
     ]
     monkeypatch.setattr(sys, "argv", argv)
@@ -100,10 +108,10 @@ def test_servers_2_a_grid_is_measured_in_parts(small, tmp_path, monkeypatch, cap
 
     rows = [json.loads(line) for line in (tmp_path / "work.jsonl").read_text().splitlines()]
     assert (tmp_path / "work.jsonl").read_text().splitlines()[:1] == first
-    assert sorted((row["pass"], *row["point"]) for row in rows) == [(0, 1), (0, 8), (1, 1), (1, 8)]
+    assert sorted((row["pass"], *row["point"]) for row in rows) == [(0, 1), (0, 8), (1, 1), (1, 8), (2, 8)]
     grid = json.loads((tmp_path / "grid.json").read_text())
     slow, fast = (row["tokens_per_s"] for row in grid["points"])
-    assert len(slow) == len(fast) == 2
+    assert (len(slow), len(fast)) == (2, 3)
     assert max(slow) < min(fast)
 
 
@@ -122,10 +130,23 @@ def test_servers_2_a_slower_core_does_not_lower_the_value_of_a_point(power):
 
     values = grid_values.values_of(fast | slow, "processor")
 
-    assert grid_values.sensitivity(fast | slow, "processor") == pytest.approx(power)
+    assert sum(grid_values.powers_of(fast | slow, "processor")) == pytest.approx(power)
     assert grid_values.deviation(grid_values.rates_of(fast | slow, "processor")) > 20
     assert grid_values.deviation(values) < 1e-6
     assert values[0, (19,)] / values[0, (0,)] == pytest.approx(1.19)
+
+
+def test_computing_and_memory_count_as_much_as_the_server_depends_on_each():
+    """The server computes for two thirds of its time; memory is slower in the second pass, computing in the third."""
+    found = {}
+    for point in range(20):
+        for turn, (small, large) in enumerate([(1.0, 1.0), (1.0, 1.5), (1.3, 1.1)]):
+            rate = (100.0 + point) * small ** (-2 / 3) * large ** (-1 / 3)
+            probe = {"small_us": 200 * small, "large_us": 100 * large}
+            found[turn, (point,)] = {"bursts": [{"tokens": 1000, "processor_s": 1000 / rate, **probe}]}
+
+    assert grid_values.powers_of(found, "processor") == (pytest.approx(2 / 3), pytest.approx(1 / 3))
+    assert grid_values.deviation(grid_values.values_of(found, "processor")) < 1e-6
 
 
 def test_without_repeats_the_rate_follows_the_speed():
