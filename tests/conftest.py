@@ -25,7 +25,11 @@ SLOW_LIMIT_S = 1800
 
 
 def pytest_collection(session: pytest.Session) -> None:
+    """Transformers' modelling first, as a shard imports it: its own way loads torch's compiler in each process."""
     if process := getattr(session.config, "workerinput", None):
+        from reference_server.model_server.models.modelling_import import import_modelling
+
+        import_modelling()
         import_own_part(session.config, int(process["workerid"].removeprefix("gw")), process["workercount"])
 
 
