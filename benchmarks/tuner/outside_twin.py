@@ -79,7 +79,7 @@ def measure(name: str, command: Sequence[str], args: argparse.Namespace) -> dict
         repeats = ["--repeats", str(args.repeats)]
         found = simulate("validate", *words, "--cost", str(cost), "--out", str(folder / "held-out"), *repeats)
     return {
-        "command": list(command),
+        "command": [Path(command[0]).name, *command[1:]],
         "rule": calibrated["servers"][0]["options"],
         "calibration_s": round(calibration_s),
         **{key: found[key] for key in ("errors", "accurate", "loads")},
