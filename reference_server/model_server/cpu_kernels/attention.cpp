@@ -2,8 +2,9 @@
 //
 //     cache   [blocks, 2, num_kv_heads, block_size, head_dim], in the query's type or in eight bits
 //
-// Keys of eight bits are first converted to the query's type, exactly, a part of a block at a time. The kernel reads
-// keys once for all query heads of their group, then values. It does not read keys outside of a row's window.
+// Keys and values are first converted, a part of a block at a time: those of eight bits always, bfloat16 to float for
+// several heads if the processor does not multiply it. The kernel reads keys once for all query heads of their group,
+// then values. It does not read keys outside of a row's window.
 #include "float8.h"
 #include "kernels.h"
 
@@ -13,21 +14,29 @@
 
 #ifdef __AVX512BF16__
 #include <immintrin.h>
+constexpr bool kMultipliesBFloat16 = true;
+#else
+constexpr bool kMultipliesBFloat16 = false;
 #endif
 
 namespace {
 
-// Sixteen floats, in one or more registers of the processor.
-typedef float Vector __attribute__((vector_size(64)));
-typedef float Half __attribute__((vector_size(32)));
-typedef float Quarter __attribute__((vector_size(16)));
-typedef uint32_t Words __attribute__((vector_size(64)));
-typedef uint16_t Bits __attribute__((vector_size(32)));
+// The floats of one register. GCC keeps the values of a wider type in memory.
+#if defined(__AVX512F__)
 constexpr int64_t kWidth = 16;
+#elif defined(__AVX__)
+constexpr int64_t kWidth = 8;
+#else
+constexpr int64_t kWidth = 4;
+#endif
+typedef float Vector __attribute__((vector_size(4 * kWidth)));
+typedef uint32_t Words __attribute__((vector_size(4 * kWidth)));
+typedef uint16_t Bits __attribute__((vector_size(2 * kWidth)));
+// Registers for sums of values; x86 has 16 in all without AVX-512.
+constexpr int64_t kSums = kWidth == 16 ? 16 : 12;
 // Query heads of one K/V head that a page is read for at once, tokens of a prompt taken together.
 constexpr int64_t kTileHeads = 16;
-// Keys or values of eight bits that are converted at once, so that they stay in the first-level cache; a multiple of
-// kWidth.
+// Keys or values that are converted at once, so that they stay in the first-level cache; a multiple of kWidth.
 constexpr int64_t kWidenedKeys = 32;
 
 inline Vector load(const float* values) {
@@ -42,16 +51,6 @@ inline Vector load(const BFloat16* values) {
   return reinterpret_cast<Vector>(__builtin_convertvector(bits, Words) << 16);
 }
 
-inline float total(Vector values) {
-  Half halves[2];
-  std::memcpy(halves, &values, sizeof(values));
-  halves[0] += halves[1];
-  Quarter quarters[2];
-  std::memcpy(quarters, halves, sizeof(halves[0]));
-  quarters[0] += quarters[1];
-  return (quarters[0][0] + quarters[0][2]) + (quarters[0][1] + quarters[0][3]);
-}
-
 // Sums of adjacent lanes. Each vector holds the lanes of kKeys keys, one key after the other; the result has those of
 // both.
 template <size_t kKeys, size_t... kLanes>
@@ -61,13 +60,14 @@ inline Vector join(Vector a, Vector b, std::index_sequence<kLanes...>) {
          __builtin_shufflevector(a, b, (kLanes / half * width + half + kLanes % half)...);
 }
 
-// The total of each of sixteen vectors, in order.
+// The totals of the vectors, in order. The lanes of each vector are those of kKeys keys.
+template <size_t kKeys = 1>
 inline Vector totals(Vector (&sums)[kWidth]) {
-  constexpr auto lanes = std::make_index_sequence<kWidth>{};
-  for (int i = 0; i < 8; ++i) sums[i] = join<1>(sums[2 * i], sums[2 * i + 1], lanes);
-  for (int i = 0; i < 4; ++i) sums[i] = join<2>(sums[2 * i], sums[2 * i + 1], lanes);
-  for (int i = 0; i < 2; ++i) sums[i] = join<4>(sums[2 * i], sums[2 * i + 1], lanes);
-  return join<8>(sums[0], sums[1], lanes);
+  for (size_t i = 0; i < kWidth / kKeys / 2; ++i) {
+    sums[i] = join<kKeys>(sums[2 * i], sums[2 * i + 1], std::make_index_sequence<kWidth>{});
+  }
+  if constexpr (2 * kKeys < kWidth) return totals<2 * kKeys>(sums);
+  return sums[0];
 }
 
 // A query in registers, for a head size that the compiler knows. `times` returns one partial sum for each lane.
@@ -79,7 +79,8 @@ struct Query {
     for (int64_t i = 0; i < kSize / kWidth; ++i) parts[i] = load(query + i * kWidth);
   }
 
-  Vector times(const T* key) const {
+  template <typename P>
+  Vector times(const P* key) const {
     Vector sum = parts[0] * load(key);
 #pragma GCC unroll 16
     for (int64_t i = 1; i < kSize / kWidth; ++i) sum += parts[i] * load(key + i * kWidth);
@@ -109,8 +110,8 @@ struct Query<kSize, BFloat16> {
 #endif
 
 // kSize: the head size if it is one of those below, so that sums stay in registers; otherwise 0.
-template <int64_t kSize, typename T>
-void score(float* scores, const T* query, const T* page_keys, int64_t keys, int64_t size, float scaling) {
+template <int64_t kSize, typename T, typename P>
+void score(float* scores, const T* query, const P* page_keys, int64_t keys, int64_t size, float scaling) {
   if constexpr (kSize == 0) {
     for (int64_t key = 0; key < keys; ++key) {
       float sum = 0;
@@ -128,30 +129,47 @@ void score(float* scores, const T* query, const T* page_keys, int64_t keys, int6
       const Vector whole = totals(sums) * scaling;
       std::memcpy(scores + key, &whole, sizeof(whole));
     }
-    for (; key < keys; ++key) scores[key] = total(own.times(page_keys + key * kSize)) * scaling;
+    if (key < keys) {
+      Vector sums[kWidth] = {};
+      for (int64_t i = 0; key + i < keys; ++i) sums[i] = own.times(page_keys + (key + i) * kSize);
+      const Vector whole = totals(sums) * scaling;
+      std::memcpy(scores + key, &whole, (keys - key) * sizeof(float));
+    }
   }
+}
+
+// The most vectors of each output, of `vectors`, that are summed at once for `heads` heads.
+constexpr int64_t summed_parts(int64_t vectors, int64_t heads) {
+  int64_t parts = vectors;
+  while (parts * heads > kSums || vectors % parts != 0) --parts;
+  return parts;
 }
 
 // Adds the weighted values to the outputs of kHeads heads, which are `size` apart; their weights are `stride` apart.
-template <int64_t kSize, int kHeads, typename T>
-void add_values_of(float* output, const float* weights, int64_t stride, const T* page_values, int64_t keys) {
-  constexpr int64_t kParts = kSize / kWidth;
-  Vector sums[kHeads][kParts];
-  std::memcpy(sums, output, sizeof(sums));
-  for (int64_t key = 0; key < keys; ++key) {
-#pragma GCC unroll 8
-    for (int64_t i = 0; i < kParts; ++i) {
-      const Vector value = load(page_values + key * kSize + i * kWidth);
+template <int64_t kSize, int kHeads, typename P>
+void add_values_of(float* output, const float* weights, int64_t stride, const P* page_values, int64_t keys) {
+  constexpr int64_t kParts = summed_parts(kSize / kWidth, kHeads), kPartSize = kParts * kWidth;
+  for (int64_t first = 0; first < kSize; first += kPartSize) {
+    float* own = output + first;
+    Vector sums[kHeads][kParts];
 #pragma GCC unroll 4
-      for (int head = 0; head < kHeads; ++head) sums[head][i] += weights[head * stride + key] * value;
+    for (int head = 0; head < kHeads; ++head) std::memcpy(sums[head], own + head * kSize, sizeof(sums[head]));
+    for (int64_t key = 0; key < keys; ++key) {
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < kParts; ++i) {
+        const Vector value = load(page_values + key * kSize + first + i * kWidth);
+#pragma GCC unroll 4
+        for (int head = 0; head < kHeads; ++head) sums[head][i] += weights[head * stride + key] * value;
+      }
     }
+#pragma GCC unroll 4
+    for (int head = 0; head < kHeads; ++head) std::memcpy(own + head * kSize, sums[head], sizeof(sums[head]));
   }
-  std::memcpy(output, sums, sizeof(sums));
 }
 
-template <int64_t kSize, typename T>
+template <int64_t kSize, typename P>
 void add_values(
-    float* output, const float* weights, int64_t stride, const T* page_values, int64_t keys, int64_t heads,
+    float* output, const float* weights, int64_t stride, const P* page_values, int64_t keys, int64_t heads,
     int64_t size) {
   int64_t head = 0;
   if constexpr (kSize == 0) {
@@ -170,32 +188,33 @@ void add_values(
         add_values_of<kSize, kHeads>(output + head * kSize, weights + head * stride, stride, page_values, keys);
       }
     };
-    if constexpr (kSize <= 64) take(std::integral_constant<int, 4>{});
-    if constexpr (kSize <= 64) take(std::integral_constant<int, 3>{});
+    take(std::integral_constant<int, 4>{});
+    take(std::integral_constant<int, 3>{});
     take(std::integral_constant<int, 2>{});
     take(std::integral_constant<int, 1>{});
   }
 }
 
-template <typename T>
+// P: the type of the keys and values as they are multiplied.
+template <typename T, typename P>
 struct PageFunctions {
-  void (*score)(float*, const T*, const T*, int64_t, int64_t, float);
-  void (*add_values)(float*, const float*, int64_t, const T*, int64_t, int64_t, int64_t);
+  void (*score)(float*, const T*, const P*, int64_t, int64_t, float);
+  void (*add_values)(float*, const float*, int64_t, const P*, int64_t, int64_t, int64_t);
 };
 
-template <typename T>
-PageFunctions<T> page_functions(int64_t size) {
+template <typename T, typename P>
+PageFunctions<T, P> page_functions(int64_t size) {
   switch (size) {
     case 32:
-      return {score<32, T>, add_values<32, T>};
+      return {score<32, T, P>, add_values<32, P>};
     case 64:
-      return {score<64, T>, add_values<64, T>};
+      return {score<64, T, P>, add_values<64, P>};
     case 96:
-      return {score<96, T>, add_values<96, T>};
+      return {score<96, T, P>, add_values<96, P>};
     case 128:
-      return {score<128, T>, add_values<128, T>};
+      return {score<128, T, P>, add_values<128, P>};
     default:
-      return {score<0, T>, add_values<0, T>};
+      return {score<0, T, P>, add_values<0, P>};
   }
 }
 
@@ -217,18 +236,18 @@ void softmax(float* scores, int64_t count) {
 
 // Consecutive tokens of one row, and one K/V head. length: keys that the last token attends to. The scores are
 // [tokens, group, keys]; a token uses those of the keys up to itself and within its window.
-template <typename T, typename C>
-void attend_head(
+template <typename P, typename T, typename C>
+void attend_head_as(
     const T* query, int64_t token_stride, int64_t tokens, const C* cache, const int64_t* table, int64_t length,
     int64_t kv_head, const Geometry& g, std::vector<float>& room, T* output) {
-  constexpr bool is_widened = !std::is_same_v<T, C>;
+  constexpr bool is_widened = !std::is_same_v<P, C>;
   const int64_t group = g.num_heads / g.num_kv_heads, size = g.head_dim, heads = tokens * group;
-  const PageFunctions<T> page = page_functions<T>(size);
+  const PageFunctions<T, P> page = page_functions<T, P>(size);
   const int64_t first = g.window > 0 ? std::max<int64_t>(0, length - tokens + 1 - g.window) : 0, keys = length - first;
   room.resize(heads * (keys + size) + (is_widened ? kWidenedKeys * size : 0));
   float* scores = room.data();
   float* sums = scores + heads * keys;
-  T* widened = reinterpret_cast<T*>(sums + heads * size);
+  P* widened = reinterpret_cast<P*>(sums + heads * size);
   std::fill_n(sums, heads * size, 0.0f);
   const auto pages_of = [&](int64_t plane, auto visit) {
     for (int64_t position = first; position < length;) {
@@ -245,7 +264,7 @@ void attend_head(
       position += count;
     }
   };
-  pages_of(0, [&](int64_t place, int64_t count, const T* page_keys) {
+  pages_of(0, [&](int64_t place, int64_t count, const P* page_keys) {
     for (int64_t head = 0; head < heads; ++head) {
       const T* own = query + head / group * token_stride + head % group * size;
       page.score(scores + head * keys + place, own, page_keys, count, size, float(g.scaling));
@@ -267,12 +286,29 @@ void attend_head(
     std::fill(own + end, own + keys, 0.0f);
     softmax(own + begin, end - begin);
   }
-  pages_of(1, [&](int64_t place, int64_t count, const T* page_values) {
+  pages_of(1, [&](int64_t place, int64_t count, const P* page_values) {
     page.add_values(sums, scores + place, keys, page_values, count, heads, size);
   });
   for (int64_t token = 0; token < tokens; ++token) {
     T* own = output + token * g.num_heads * size;
     for (int64_t i = 0; i < group * size; ++i) own[i] = from_float<T>(sums[token * group * size + i]);
+  }
+}
+
+template <typename T, typename C>
+void attend_head(
+    const T* query, int64_t token_stride, int64_t tokens, const C* cache, const int64_t* table, int64_t length,
+    int64_t kv_head, const Geometry& g, std::vector<float>& room, T* output) {
+  const auto attend = [&](auto page) {
+    attend_head_as<decltype(page)>(query, token_stride, tokens, cache, table, length, kv_head, g, room, output);
+  };
+  if constexpr (std::is_same_v<T, float> || kMultipliesBFloat16) {
+    attend(T{});
+  } else if constexpr (std::is_same_v<T, C>) {
+    // A single head reads each key once: converted apart, it would be stored and loaded again.
+    tokens * g.num_heads == g.num_kv_heads ? attend(T{}) : attend(float{});
+  } else {
+    attend(float{});
   }
 }
 

@@ -31,3 +31,8 @@ inline BFloat16 from_float<BFloat16>(float value) {
   const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   return {uint16_t(value != value ? 0x7fc0 : rounded)};
 }
+
+inline void widen(const BFloat16* values, int64_t count, float* output) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) output[i] = to_float(values[i]);
+}

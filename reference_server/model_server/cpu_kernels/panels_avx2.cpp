@@ -74,11 +74,6 @@ using AddBlock = decltype(&add_block<1>);
 constexpr AddBlock kAddBlock[kGroupRows] = {add_block<1>, add_block<2>, add_block<3>,
                                             add_block<4>, add_block<5>, add_block<6>};
 
-void widen(const BFloat16* values, int64_t count, float* output) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) output[i] = to_float(values[i]);
-}
-
 void write(const float* sums, const BFloat16* bias, int64_t count, BFloat16* output) {
   if (bias) {
 #pragma omp simd
