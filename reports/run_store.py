@@ -102,6 +102,12 @@ class RunManifest:
     def title(self) -> str:
         return self.label or self.run_id
 
+    @property
+    def model(self) -> str | None:
+        """The served model: that of `/info`, which only some servers have, or the one that the requests named."""
+        model = (self.target.get("info") or {}).get("model_id") or self.target.get("model")
+        return None if model is None else str(model)
+
 
 @dataclass(slots=True)
 class RunResult:

@@ -119,7 +119,7 @@ def bless(directories: Sequence[Path], name: str, author: str, reason: str) -> B
         tool_version=first.version,
         side={
             **first.labels,
-            "model": info.get("model_id"),
+            "model": first.model,
             "server_version": info.get("version"),
             "build": info.get("sha"),
             "docker_label": info.get("docker_label"),

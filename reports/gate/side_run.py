@@ -48,13 +48,12 @@ class SideRun:
     ) -> "SideRun":
         """The gate's view of a stored run. Raises KeyError for an unknown metric."""
         values = {name: metric_value(summary, name, manifest.is_open_loop) for name in metrics}
-        info = manifest.target.get("info") or {}
         identity = {
             "workload hash": manifest.workload_hash,
             "schedule hash": manifest.schedule_hash,
             "load mode": manifest.mode,
             "objectives": manifest.objectives,
-            "model": info.get("model_id"),
+            "model": manifest.model,
             "length control": manifest.length_control,
             "cache mode": manifest.prefix_cache,
             "schema version": manifest.schema_version,

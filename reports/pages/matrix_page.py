@@ -49,7 +49,7 @@ class MatrixResult:
 def build_matrix_report(result: MatrixResult) -> Report:
     """The report of all points."""
     manifest = result.first.points[0].first.run.manifest
-    model = (manifest.target.get("info") or {}).get("model_id") or "unknown model"
+    model = manifest.model or "unknown model"
     unit = LOAD_NAMES[result.first.quantity]
     loads = f"{len(result.first.points)} loads in {unit}, {len(result.facets)} values of {result.setting}"
     plots = _plots(result)

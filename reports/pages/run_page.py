@@ -92,7 +92,7 @@ def _title(analyses: Sequence[Analysis]) -> str:
 
 def _subtitle(analyses: Sequence[Analysis]) -> str:
     manifests = [analysis.run.manifest for analysis in analyses]
-    models = [str((each.target.get("info") or {}).get("model_id") or "unknown model") for each in manifests]
+    models = [each.model or "unknown model" for each in manifests]
     first, *_, last = sorted(manifests * 2, key=lambda each: each.started_at)
     times = dict.fromkeys((start_time(first), start_time(last)))
     parts = (_distinct(models, "models"), _distinct(map(load_sentence, manifests), "loads"), " to ".join(times))

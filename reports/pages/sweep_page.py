@@ -32,7 +32,7 @@ from reports.stats.capacity import Capacity
 def build_sweep_report(sweep: Sweep) -> Report:
     """The report of a sweep or a search."""
     manifest = sweep.points[0].first.run.manifest
-    model = (manifest.target.get("info") or {}).get("model_id") or "unknown model"
+    model = manifest.model or "unknown model"
     loads = f"{len(sweep.points)} loads from {sweep.points[0].load:g} to {sweep.points[-1].load:g} {load_unit(sweep)}"
     word = "Search" if sweep.search else "Sweep"
     sections = (

@@ -76,7 +76,7 @@ def _server(manifest: RunManifest) -> dict[str, Any]:
     info: Mapping[str, Any] = target.get("info") or {}
     engine: Mapping[str, Any] = info.get("engine") or {}
     return {
-        "model": info.get("model_id") or target.get("model"),
+        "model": manifest.model,
         "precision": _joined(info.get("model_dtype") or engine.get("dtype"), engine.get("quantize")),
         "device": info.get("model_device_type") or engine.get("backend"),
         "attention": _attention(engine),

@@ -190,6 +190,19 @@ def test_unlike_runs_are_refused_unless_the_difference_is_allowed_by_name() -> N
     assert allowed.notes == ("workload hash differs: w1 in pair 1, A; w2 in pair 1, B (allowed)",)
 
 
+def test_runs_of_different_models_are_refused_also_for_servers_without_info() -> None:
+    sides = []
+    for model in ("m1", "m2"):
+        run = sample_run(SampleLoad(mode="closed", duration_s=20))
+        run.manifest.target |= {"info": {}, "model": model}
+        sides.append(SideRun.of(run.manifest, summarize(run), metrics_needed(CompareOptions())))
+
+    refused = judge([Pair(*sides)] * 4)
+
+    assert refused.exit_code == 2
+    assert "model differs: m1 in pair 1, A; m2 in pair 1, B" in refused.refusals[0].message
+
+
 def test_degraded_run_counts_and_is_noted() -> None:
     comparison = judge([Pair(side(), replace(side("b"), status="degraded", reasons=("cpu",)))] * 4)
 

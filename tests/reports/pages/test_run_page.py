@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -287,6 +288,21 @@ def test_trust_W14_mode_window_and_drain_are_stated_for_each_run() -> None:
     assert list(rows["Drain limit"]) == ["10.0 s", "30.0 s"]
     assert "window of" not in table.note
     assert "closed loop, 16 users; open loop, poisson, 8 requests/s" in report.subtitle
+
+
+@pytest.mark.parametrize(
+    ("target", "shown"),
+    [
+        ({"info": {"model_id": "loaded"}, "model": "tgi"}, "loaded"),
+        ({"info": {}, "model": "listed"}, "listed"),
+        ({}, "unknown model"),
+    ],
+)
+def test_the_page_names_the_served_model(target: dict[str, Any], shown: str) -> None:
+    run = sample_run(SampleLoad(duration_s=20))
+    run.manifest.target = target
+
+    assert build_run_report([Analysis.of(run)]).subtitle.startswith(f"{shown} · ")
 
 
 def test_trust_W14_the_table_and_the_figures_of_a_latency_have_one_origin() -> None:
