@@ -97,10 +97,10 @@ def signed(text: str, is_change: bool) -> str:
 
 
 def format_bounds(lo: float, hi: float) -> tuple[str, str]:
-    """The ends of an interval with two significant digits of its width; of counts, all digits.
+    """The ends of an interval with two significant digits of its width, and at most five; of counts, all digits.
 
-    >>> format_bounds(38, 43), format_bounds(38.0, 43.0)
-    (('38', '43'), ('38.0', '43.0'))
+    >>> format_bounds(38, 43), format_bounds(38.0, 43.0), format_bounds(12.1232, 12.12318)
+    (('38', '43'), ('38.0', '43.0'), ('12.123', '12.123'))
     >>> format_bounds(623.71, 686.02), format_bounds(-11.93, 6.31), format_bounds(17.13, 18.94), format_bounds(7, 7)
     (('624', '686'), ('−12', '6'), ('17.1', '18.9'), ('7', '7'))
     """
@@ -115,7 +115,8 @@ def bound_decimals(lo: float, hi: float) -> int | None:
     width = abs(hi - lo)
     if width == 0 or not math.isfinite(width) or (isinstance(lo, int) and isinstance(hi, int)):
         return None
-    return max(0, 1 - math.floor(math.log10(width)))
+    wanted, most = 1 - math.floor(math.log10(width)), 4 - math.floor(math.log10(max(abs(lo), abs(hi))))
+    return max(0, min(wanted, most))
 
 
 def _rounded(value: float, decimals: int) -> str:

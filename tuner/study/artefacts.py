@@ -135,15 +135,15 @@ def load_text(load: BenchConfig) -> str:
     """The mode of a load, its users or rate, its source of prompts, and its lengths.
 
     >>> load_text(BenchConfig(concurrency=8, input_tokens="64", output_tokens="24"))
-    'closed, 8 users, 64 in, 24 out'
+    'closed, 8 users, input tokens 64, output tokens 24'
     >>> load_text(BenchConfig(concurrency=1, workload="prompts", prompts_file="examples/copies.jsonl"))
-    'closed, 1 user, prompts of copies.jsonl, default out'
+    'closed, 1 user, prompts of copies.jsonl, output tokens default'
     """
     users = "1 user" if load.concurrency == 1 else f"{load.concurrency} users"
     how = users if load.mode == "closed" else f"{load.rate or load.stages} requests/s"
     file = load.prompts_file or load.trace_file
-    prompts = f"{load.workload} of {Path(file).name}" if file else f"{load.input_tokens or 'default'} in"
-    return f"{load.mode}, {how}, {prompts}, {load.output_tokens or 'default'} out"
+    prompts = f"{load.workload} of {Path(file).name}" if file else f"input tokens {load.input_tokens or 'default'}"
+    return f"{load.mode}, {how}, {prompts}, output tokens {load.output_tokens or 'default'}"
 
 
 def comments_of(verdict: Mapping[str, Any]) -> list[str]:

@@ -64,7 +64,7 @@ def sample_study(num_trials: int = 32, seed: int = 5, *, is_confirmed: bool = Tr
         facts=(("Machine", (("CPU", "2 cores"),)), ("Load", (("hash", "ab12"),))),
         commands=("tgi-tune run space.toml --trials 32",),
         command=f"text-generation-launcher --model-id preset:tiny-llama {flags}",
-        load="closed, 8 users, 64 in, 24 out",
+        load="closed, 8 users, input tokens 64, output tokens 24",
     )
 
 

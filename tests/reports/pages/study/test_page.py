@@ -269,7 +269,9 @@ def test_a_metric_that_gets_worse_by_more_than_five_percent_is_named_in_the_verd
 
     assert re.search(r"It costs: TTFT p95 \d+ → \d+ ms \(\+\d+ %, 95 % interval \+\d+ to \+\d+\)\.", sentence)
     assert "TPOT" not in sentence
-    assert sentence.endswith("This holds for the load of the study: closed, 8 users, 64 in, 24 out.")
+    assert sentence.endswith(
+        "This holds for the load of the study: closed, 8 users, input tokens 64, output tokens 24."
+    )
 
 
 def test_a_rate_that_falls_and_failures_from_zero_are_costs(study: StudyData) -> None:
