@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from reference_server.model_server.batch import RowChooser
+from reference_server.model_server.cpu_kernels import build
 from reference_server.model_server.decoding.grammar import GrammarState
 from reference_server.model_server.decoding.logits import RowParameters
-from reference_server.model_server.decoding.sampling import Choice, TokenChooser
+from reference_server.model_server.decoding.sampling import Choice, GreedyOperator, TokenChooser
 from reference_server.model_server.decoding.watermark import Watermark
 from reference_server.model_server.device import is_of_device
 from reference_server.model_server.distributed import RankGroup
@@ -145,7 +146,10 @@ class TokenChoice:
             RowParameters.of(sequence.request, sequence.prompt_len, grammar)
             for sequence, grammar in zip(rows.sequences, rows.grammars, strict=True)
         ]
-        return TokenChooser(parameters, logits.shape[1], self._options.eos_ids, logits.device, self._options.watermark)
+        return TokenChooser(
+            *(parameters, logits.shape[1], self._options.eos_ids, logits.device, self._options.watermark),
+            _greedy_operator(logits),
+        )
 
     def _agree(self, choice: Choice) -> Choice:
         """Rank 0's choices and failures on every rank; the logits of two ranks may differ in the last bit."""
@@ -153,3 +157,10 @@ class TokenChoice:
         ids = self._group.broadcast(failed_as_negative)
         logprobs = torch.where(ids < 0, math.nan, choice.logprobs.nan_to_num())
         return replace(choice, ids=ids.clamp(min=0), logprobs=logprobs)
+
+
+def _greedy_operator(logits: Tensor) -> GreedyOperator | None:
+    """The compiled one for these logits, if there is one."""
+    kernels = build.kernels() if logits.is_cpu and logits.dtype in (torch.float32, torch.bfloat16) else None
+    operator: GreedyOperator | None = None if kernels is None else kernels.greedy.default
+    return operator

@@ -38,6 +38,7 @@ SOURCES = (
     "integers.cpp",
     "integer_linear.cpp",
     "adapters.cpp",
+    "greedy.cpp",
 )
 HEADERS = ("elements.h", "float8.h", "rows.h", "panels.h", "kernels.h", "integers.h")
 # The last flag selects torch's stable interface of 2.11, the oldest supported release.

@@ -27,6 +27,7 @@ def register(operators: Any) -> None:
     torch.library.register_fake("reference_server_cpu::norm_heads")(_nothing)
     torch.library.register_fake("reference_server_cpu::rotate")(_nothing)
     torch.library.register_fake("reference_server_cpu::silu_mul")(_silu_mul)
+    torch.library.register_fake("reference_server_cpu::greedy")(_greedy)
 
 
 def _linear(hidden: Tensor, _packed: Tensor, _bias: Tensor | None, outputs: int) -> Tensor:
@@ -54,6 +55,11 @@ def _add_norm(residual: Tensor, *_: object) -> Tensor:
 
 def _silu_mul(gate_up: Tensor) -> Tensor:
     return gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
+
+
+def _greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
+    rows = logits.shape[:1]
+    return logits.new_empty(rows, dtype=torch.int64), logits.new_empty(rows, dtype=torch.float32)
 
 
 def _nothing(*_: object) -> None:

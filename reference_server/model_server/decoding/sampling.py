@@ -5,7 +5,7 @@ There is no generator state, so filter, concatenate, chunks, run-ahead and draft
 
 import copy
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +18,8 @@ from reference_server.model_server.decoding.logits import LogitsPipeline, RowPar
 from reference_server.model_server.decoding.watermark import Watermark
 
 TopTokens = tuple[list[int], list[float]]
+GreedyOperator = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Logits [rows, vocab_size] -> the best id of each row, the first of equals, and its logprob: `Choice`'s tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ class TokenChooser:
         chooser = TokenChooser([RowParameters.of(s.request, s.prompt_len) for s in live], vocab_size, eos_ids, device)
         choice = chooser.choose(logits, [s.ids for s in live])
         host = choice.to_host()
+
+    `greedy_operator` does the work of a batch whose rows are all greedy, and nothing else.
     """
 
     def __init__(
@@ -100,6 +104,7 @@ class TokenChooser:
         eos_ids: Set[int],
         device: torch.device,
         watermark: Watermark | None = None,
+        greedy_operator: GreedyOperator | None = None,
     ) -> None:
         self._pipeline = LogitsPipeline(rows, vocab_size, eos_ids, device, watermark or Watermark())
         self._device = device
@@ -109,6 +114,8 @@ class TokenChooser:
         )
         top_n = {row: each.top_n_tokens for row, each in enumerate(rows) if each.top_n_tokens > 0}
         self._top_n = TopN(top_n, vocab_size, device) if top_n else None
+        is_all = self._pipeline.is_identity and not self._sampled and self._top_n is None
+        self._greedy_operator = greedy_operator if is_all else None
 
     @property
     def needs_host_ids(self) -> bool:
@@ -146,6 +153,8 @@ class TokenChooser:
         logits: [rows, vocab_size], any float dtype, unchanged. ids: each row's prompt and output. newest: [rows] int64,
         each row's last id if it is on the device only and not in `ids` (a step launched ahead).
         """
+        if self._greedy_operator is not None:
+            return Choice(*self._greedy_operator(logits))
         scores = self._pipeline.process(logits, ids, newest)
         if not self._sampled:
             chosen = greedy(scores)

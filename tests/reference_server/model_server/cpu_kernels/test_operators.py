@@ -239,6 +239,33 @@ def test_nan_stays_nan() -> None:
     assert CompiledDecode()(broken.view(1, 1, 32), cache, step_of([20]), AttentionOptions(1.0)).isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("count", [1, 7, 255, 256, 257, 1000, 40_000])
+def test_the_best_id_and_its_logprob_equal_torch(dtype: torch.dtype, count: int) -> None:
+    # bfloat16 has many equals. Rows are apart, and one has excluded ids.
+    logits = (4 * torch.randn(5, count + 3)).to(dtype)[:, :count]
+    logits[1, : count // 2] = -torch.inf
+    logits[2] = 3.0
+
+    ids, logprobs = kernels.greedy(logits)
+
+    assert ids.tolist() == logits.float().numpy().argmax(-1).tolist()
+    expected = logits.double().log_softmax(-1).max(-1).values
+    torch.testing.assert_close(logprobs.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_a_row_without_a_finite_distribution_has_no_logprob(broken: float) -> None:
+    logits = torch.randn(3, 600)
+    logits[0, 500] = broken
+    logits[1] = -torch.inf
+
+    ids, logprobs = kernels.greedy(logits)
+
+    assert logprobs.isfinite().tolist() == [False, False, True]
+    assert all(0 <= id_ < 600 for id_ in ids.tolist())
+
+
 CALLS: dict[str, tuple[Any, ...]] = {
     "attend_decode": (torch.randn(2, 4, 16), torch.randn(3, 2, 2, 16, 16), torch.tensor([[1], [2]]),
                       torch.tensor([3, 16]), 0.25, 0, 0.0, None),
@@ -249,6 +276,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "norm_heads": (torch.randn(2, 4, 16), torch.rand(16), 1e-5),
     "rotate": (torch.randn(2, 4, 16), torch.randn(8, 2, 16), torch.tensor([1, 5])),
     "silu_mul": (torch.randn(2, 32),),
+    "greedy": (torch.randn(2, 32),),
 }  # fmt: skip
 
 

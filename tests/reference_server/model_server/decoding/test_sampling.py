@@ -12,6 +12,7 @@ from reference_server.messages import ChooserParameters
 from reference_server.model_server.decoding import sampling
 from reference_server.model_server.decoding.logits import RowParameters
 from reference_server.model_server.decoding.sampling import (
+    HostChoice,
     TokenChooser,
     inverse_cdf,
     splitmix64,
@@ -143,6 +144,32 @@ def test_a_repeated_chooser_equals_one_built_for_its_rows(sampled):
 )
 def test_a_chooser_that_depends_on_the_number_of_its_rows_is_not_repeated(row):
     assert TokenChooser([row, RowParameters(CHOOSER)], VOCAB_SIZE, EOS, CPU).repeated((2, 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "is_used"),
+    [
+        (RowParameters(CHOOSER), True),
+        (RowParameters(replace(CHOOSER, do_sample=True, seed=3)), False),
+        (RowParameters(replace(CHOOSER, repetition_penalty=1.5)), False),
+        (RowParameters(CHOOSER, min_new_tokens=2), False),
+        (RowParameters(CHOOSER, top_n_tokens=2), False),
+    ],
+)
+def test_the_greedy_operator_chooses_only_for_a_batch_whose_rows_are_all_greedy(other, is_used):
+    def operator(logits):
+        calls.append(len(logits))
+        return torch.tensor([7, 7]), torch.tensor([-1.0, -1.0])
+
+    calls, logits, ids = [], random_logits(2), [[5, 6], [5, 6]]
+    rows = [RowParameters(CHOOSER), other]
+
+    found = TokenChooser(rows, VOCAB_SIZE, EOS, CPU, greedy_operator=operator).choose(logits, ids).to_host()
+
+    assert calls == ([2] if is_used else [])
+    assert found == (
+        HostChoice([7, 7], [-1.0, -1.0], [False] * 2, [([], [])] * 2) if is_used else choose(rows, logits, ids)
+    )
 
 
 def test_logprobs_are_those_of_the_warped_distribution():
