@@ -1,9 +1,13 @@
 """Memory bandwidth and matrix-product throughput of this machine, and the resulting limit of decode speed."""
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+LONG_S = 0.05
+"""A product that takes this long is not followed by one of eight times its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +20,11 @@ class Roofline:
     fp32_gflop_per_s: float
 
     def decode_tokens_per_s(self, weights: int, rows: int, itemsize: int) -> float:
-        """The upper bound: each step reads all weights once and multiplies them once per row; attention is ignored."""
-        flops = self.bf16_gflop_per_s if itemsize == 2 else self.fp32_gflop_per_s
+        """The upper bound: each step reads all weights once and multiplies them once per row; attention is ignored.
+
+        Weights of two bytes can also be multiplied as float32, which is faster without instructions for bfloat16.
+        """
+        flops = max(self.bf16_gflop_per_s, self.fp32_gflop_per_s) if itemsize == 2 else self.fp32_gflop_per_s
         step_s = max(weights * itemsize / self.read_gb_per_s, 2 * weights * rows / flops) / 1e9
         return rows / step_s
 
@@ -28,15 +35,8 @@ def measure(threads: int) -> Roofline:
 
     torch.set_num_threads(threads)
     stream = torch.ones(64_000_000, dtype=torch.int64)
-    square = torch.randn(2048, 2048)
-    half = square.to(torch.bfloat16)
-    flop = 2 * 2048**3
-    return Roofline(
-        threads,
-        stream.nbytes / _best_s(stream.sum) / 1e9,
-        flop / _best_s(lambda: half @ half) / 1e9,
-        flop / _best_s(lambda: square @ square) / 1e9,
-    )
+    rates = (_gflop_per_s(dtype) for dtype in (torch.bfloat16, torch.float32))
+    return Roofline(threads, stream.nbytes / _best_s(stream.sum) / 1e9, *rates)
 
 
 def weights_a_step(config: dict[str, Any]) -> int:
@@ -50,6 +50,20 @@ def weights_a_step(config: dict[str, Any]) -> int:
     head_dim = config.get("head_dim") or hidden // heads
     attention = hidden * head_dim * (2 * heads + 2 * config.get("num_key_value_heads", heads))
     return int(layers * (attention + 3 * hidden * config["intermediate_size"]) + head)
+
+
+def _gflop_per_s(dtype: Any) -> float:
+    """Of products of square matrices, which grow until one takes long: some processors have no product of bfloat16."""
+    import torch
+
+    rate = 0.0
+    for size in (256, 512, 1024, 2048):
+        square = torch.randn(size, size).to(dtype)
+        seconds = _best_s(functools.partial(torch.matmul, square, square))
+        rate = max(rate, 2 * size**3 / seconds / 1e9)
+        if seconds > LONG_S:
+            break
+    return rate
 
 
 def _best_s(call: Callable[[], object]) -> float:
