@@ -1,8 +1,10 @@
-"""Write README's table of servers from the stored results of benchmarks/engine/over_http.py.
+"""Write README's tables of servers from the stored results of benchmarks/engine/over_http.py.
 
     python -m benchmarks.engine.over_http --models preset:tiny-llama preset:llama-125m \\
         --json benchmarks/results/servers.json
     python -m benchmarks.engine.readme_table
+
+`servers.json` is of a processor with AVX-512 BF16, `servers_avx2.json` of one with AVX2 only.
 """
 
 import json
@@ -14,21 +16,28 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 RESULTS = ROOT / "benchmarks" / "results"
-BEGIN, END = "<!-- servers: written by benchmarks/engine/readme_table.py -->", "<!-- end of servers -->"
+TABLES = ("servers", "servers_avx2")
+"""Files of results; each has a table between two comments."""
 OTHERS = {"vllm": "vLLM CPU", "llama.cpp": "llama-server", "continuous": "transformers CB"}
 
 Row = Mapping[str, Any]
 
 
 def main() -> None:
-    text = README.read_text()
-    before, _, rest = text.partition(BEGIN)
-    README.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.partition(END)[2]}")
+    for name in TABLES:
+        text = README.read_text()
+        README.write_text(text.replace(written(text, name), table(name)))
 
 
-def table() -> str:
+def written(text: str, name: str) -> str:
+    """The table of a file of results as README has it."""
+    begin, end = f"<!-- {name}: written by benchmarks/engine/readme_table.py -->", f"<!-- end of {name} -->"
+    return text.partition(begin)[2].partition(end)[0].strip()
+
+
+def table(name: str) -> str:
     """The table in Markdown, of the stored results."""
-    return "\n".join(table_of(json.loads((RESULTS / "servers.json").read_bytes())))
+    return "\n".join(table_of(json.loads((RESULTS / f"{name}.json").read_bytes())))
 
 
 def table_of(found: Mapping[str, Any]) -> list[str]:
