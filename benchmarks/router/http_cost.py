@@ -128,6 +128,8 @@ class FreeShard:
 
     async def decode(self, batches: Sequence[CachedBatch]) -> StepResult:
         if len(self._held) < self._steps.streams:
+            # Without a pause, the steps of the first requests would leave no time for the others to arrive.
+            await asyncio.sleep(0.001)
             return self._answer(batches[0].id, self._held, " 0")
         text = await self._steps.next()
         if self._reply is None or self._steps.is_paced:
